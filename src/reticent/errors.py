@@ -1,0 +1,43 @@
+"""Every exception a user can see, under one base class.
+
+Each message names the offending thing and the remedy. The command line prints the message alone and exits with
+`exit_code`; anything that is not a `ReticentError` is a defect and keeps its traceback.
+"""
+
+
+class ReticentError(Exception):
+    """Base of all errors a user can cause or repair."""
+
+    exit_code = 2
+
+
+class InvalidValueError(ReticentError, ValueError):
+    """A number, option or argument is outside its range."""
+
+
+class CorpusError(ReticentError):
+    """The private corpus is missing, empty, malformed or too small."""
+
+
+class ModelError(ReticentError):
+    """A base model cannot be found, read or batched."""
+
+
+class RunDirectoryError(ReticentError):
+    """A run directory is missing, half-built, damaged, from another base or from a newer schema."""
+
+
+class OutputExistsError(ReticentError):
+    """An output path is already taken."""
+
+
+class StorageError(ReticentError):
+    """Data could not be written; what was written before is intact."""
+
+
+class DeploymentStateError(ReticentError):
+    """The sealed secret and posterior cannot be opened, or belong to another run."""
+
+
+class BudgetExhaustedError(ReticentError):
+    """The next release would take the deployment past its total budget."""
