@@ -1,0 +1,1 @@
+"""Adapting a frozen base model: all worlds at once, or one model."""

@@ -1,0 +1,1 @@
+"""The synthetic clinic-letter corpus and the guided demonstration."""

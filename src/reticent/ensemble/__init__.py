@@ -1,0 +1,1 @@
+"""The public model and all worlds in one batched forward."""

@@ -1,0 +1,1 @@
+"""Durable deployment state: the sealed secret and posterior, committed before a token leaves."""

@@ -1,0 +1,1 @@
+"""The PAC-private release mechanism, its posterior, bounds and accounting. NumPy and SciPy only."""
