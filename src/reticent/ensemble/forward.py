@@ -1,0 +1,232 @@
+"""The forward pass of the public model and all worlds as one batch.
+
+`BatchedDecoder` computes what the base model's own class computes, for many rows at once, each with its own adapter.
+The same code reads prompts, decodes and trains: what differs is how attention reaches earlier tokens, which is passed
+in as a function.
+
+Shape suffixes: G rows (the public row, if any, and one a world), N tokens in a row, D hidden size, H heads, C head
+dimension, T positions, K candidates.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from reticent.ensemble.architecture import Architecture, Layer, QkvLayout
+from reticent.ensemble.batched import GroupAdapters, adapted_linear
+from reticent.ensemble.reading import SUPPORTED_FAMILIES, read_architecture
+from reticent.errors import ModelError
+
+LayerAdapters = Sequence[GroupAdapters | None]
+"""The adapters of one layer, in the order of `Layer.groups`."""
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer index, query [G, N, H, C], key, value [G, N, H_kv, C]) -> [G, N, H, C]."""
+
+_NO_ADAPTERS: LayerAdapters = (None, None, None, None)
+
+
+class BatchedDecoder:
+    """A decoder-only transformer evaluated for many rows at once.
+
+    Not changed by use; safe to share between engines and trainers.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        self.architecture = architecture
+
+    @property
+    def num_layers(self) -> int:
+        """The number of transformer blocks."""
+        return len(self.architecture.layers)
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Embed tokens at the given positions (equal shapes) into [..., D]."""
+        architecture = self.architecture
+        hidden = functional.embedding(tokens, architecture.embedding_VD)
+        if architecture.positions_PD is not None:
+            hidden = hidden + functional.embedding(positions, architecture.positions_PD)
+        return hidden if architecture.embedding_norm is None else architecture.embedding_norm(hidden)
+
+    def run_layers(
+        self,
+        hidden_GND: Tensor,
+        layers: range,
+        positions_N: Tensor,
+        attend: Attend,
+        adapters: Sequence[LayerAdapters] | None = None,
+        skip: int = 0,
+    ) -> Tensor:
+        """Run a range of blocks.
+
+        Args:
+            hidden_GND: [G, N, D]; one row may stand for G equal rows until the first adapter tells them apart.
+            layers: which blocks.
+            positions_N: the position of each of the N tokens, the same in every row; int64[N].
+            attend: how queries reach keys and values.
+            adapters: for each block of `layers` its adapters, or None for the bare base.
+            skip: leading rows without an adapter.
+        """
+        rotary = self._rotary_at(positions_N)
+        for offset, index in enumerate(layers):
+            layer_adapters = _NO_ADAPTERS if adapters is None else adapters[offset]
+            hidden_GND = self._run_layer(hidden_GND, index, rotary, attend, layer_adapters, skip)
+        return hidden_GND
+
+    def final_hidden(self, hidden: Tensor) -> Tensor:
+        """The last normalisation, [..., D] -> [..., D]."""
+        return self.architecture.final_norm(hidden)
+
+    def logits(self, final_hidden: Tensor) -> Tensor:
+        """Logits over the whole vocabulary, [..., D] -> float32 [..., V]."""
+        architecture = self.architecture
+        return functional.linear(final_hidden, architecture.head_VD, architecture.head_bias_V).float()
+
+    def candidate_logits(self, final_hidden: Tensor, candidates_K: Tensor) -> Tensor:
+        """Logits at the candidates alone, [..., D] -> float32 [..., K]; products are accumulated in float32."""
+        architecture = self.architecture
+        bias = None if architecture.head_bias_V is None else architecture.head_bias_V[candidates_K].float()
+        return functional.linear(final_hidden.float(), architecture.head_VD[candidates_K].float(), bias)
+
+    def causal_attention(self, batch: int) -> Attend:
+        """Attention within whole texts: the N tokens of a row are `batch` texts of equal length, none cached.
+
+        Texts padded on the right need no mask: no real token comes after a padding token.
+        """
+
+        def attend(_layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return self.attention_over(_layer, *(_by_text(t, batch) for t in (query, key, value))).view(query.shape)
+
+        return attend
+
+    def attention_over(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention of the last positions of a text over all of it.
+
+        Args:
+            layer: index of the block.
+            query: [B, T_q, H, C], the last T_q of the T positions.
+            key: [B, T, H_kv, C].
+            value: [B, T, H_kv, C].
+
+        Returns:
+            [B, T_q, H, C].
+        """
+        num_queries, num_keys = query.shape[1], key.shape[1]
+        slopes_H = self.architecture.alibi_slopes_H
+        mask = None
+        if slopes_H is not None or 1 < num_queries < num_keys:
+            key_at = torch.arange(num_keys, device=query.device)
+            query_at = key_at[num_keys - num_queries :, None]
+            mask = torch.zeros(num_queries, num_keys, device=query.device).masked_fill(key_at > query_at, -torch.inf)
+            if slopes_H is not None:
+                mask = mask + slopes_H[:, None, None] * (key_at - query_at)
+            mask = mask.to(query.dtype)
+        return functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None and num_queries > 1,
+            scale=self.architecture.layers[layer].attention_scale,
+            enable_gqa=self.architecture.num_heads != self.architecture.num_kv_heads,
+        ).transpose(1, 2)
+
+    def _rotary_at(self, positions_N: Tensor) -> tuple[Tensor, Tensor] | None:
+        rotary = self.architecture.rotary
+        if rotary is None:
+            return None
+        return rotary.cos_PR[positions_N][:, None], rotary.sin_PR[positions_N][:, None]
+
+    def _run_layer(
+        self,
+        x_GND: Tensor,
+        index: int,
+        rotary: tuple[Tensor, Tensor] | None,
+        attend: Attend,
+        adapters: LayerAdapters,
+        skip: int,
+    ) -> Tensor:
+        layer = self.architecture.layers[index]
+        normed = layer.attention_norm(x_GND)
+        query, key, value = self._split_heads(adapted_linear(normed, layer.qkv, adapters[0], skip))
+        if rotary is not None:
+            query, key = self._rotate(query, rotary), self._rotate(key, rotary)
+        mixed = attend(index, query, key, value).flatten(2)
+        attention = adapted_linear(mixed, layer.attention_output, adapters[1], skip)
+        if layer.mlp_norm is None:
+            return x_GND + attention + _feed_forward(normed, layer, adapters, skip)
+        hidden = x_GND + attention
+        return hidden + _feed_forward(layer.mlp_norm(hidden), layer, adapters, skip)
+
+    def _split_heads(self, qkv_GNO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[G, N, O] -> query [G, N, H, C], key and value [G, N, H_kv, C]."""
+        architecture = self.architecture
+        if architecture.qkv_layout is QkvLayout.PER_HEAD:
+            query, key, value = qkv_GNO.view(
+                *qkv_GNO.shape[:-1], architecture.num_heads, 3, architecture.head_dim
+            ).unbind(-2)
+            return query, key, value
+        first, second = architecture.num_heads, architecture.num_heads + architecture.num_kv_heads
+        heads = qkv_GNO.view(*qkv_GNO.shape[:-1], -1, architecture.head_dim)
+        return heads[..., :first, :], heads[..., first:second, :], heads[..., second:, :]
+
+    def _rotate(self, x_GNHC: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        cos, sin = rotary
+        size = cos.shape[-1]
+        rotated, passed = x_GNHC[..., :size], x_GNHC[..., size:]
+        assert self.architecture.rotary is not None
+        if self.architecture.rotary.interleaved:
+            turned = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), dim=-1).flatten(-2)
+        else:
+            turned = torch.cat((-rotated[..., size // 2 :], rotated[..., : size // 2]), dim=-1)
+        rotated = rotated * cos + turned * sin
+        return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
+
+
+def _feed_forward(x_GND: Tensor, layer: Layer, adapters: LayerAdapters, skip: int) -> Tensor:
+    inner = adapted_linear(x_GND, layer.mlp_input, adapters[2], skip)
+    if layer.gated:
+        gate, up = inner.chunk(2, dim=-1)
+        inner = layer.activation(gate) * up
+    else:
+        inner = layer.activation(inner)
+    return adapted_linear(inner, layer.mlp_output, adapters[3], skip)
+
+
+def _by_text(x: Tensor, batch: int) -> Tensor:
+    """[G, batch · T, …] -> [G · batch, T, …]."""
+    return x.reshape(x.shape[0] * batch, -1, *x.shape[2:])
+
+
+@torch.no_grad()
+def batched_decoder(model: Any) -> BatchedDecoder:
+    """Read a causal language model and check the reading against the model's own forward pass.
+
+    Args:
+        model: a `transformers` causal LM in evaluation mode.
+
+    Raises:
+        ModelError: the model is not understood, or computes something else than what was read.
+    """
+    decoder = BatchedDecoder(read_architecture(model))
+    architecture = decoder.architecture
+    length = min(9, architecture.context_length)
+    # Spread over the vocabulary, so that no token's special treatment hides the rest.
+    tokens = (torch.arange(1, length + 1, device=architecture.device) * 7919) % architecture.embedding_VD.shape[0]
+    expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    positions = torch.arange(length, device=architecture.device)
+    hidden = decoder.run_layers(
+        decoder.embed(tokens, positions)[None], range(decoder.num_layers), positions, decoder.causal_attention(1)
+    )
+    computed = decoder.logits(decoder.final_hidden(hidden))[0]
+    error = (computed - expected).norm() / expected.norm()
+    tolerance = 1e-3 if architecture.dtype == torch.float32 else 5e-2
+    if not error <= tolerance:
+        raise ModelError(
+            f"{architecture.class_name} cannot be evaluated as a batch of worlds: its blocks look familiar but compute "
+            f"something else (logits differ by {float(error):.1%}). Families that can: {', '.join(SUPPORTED_FAMILIES)}"
+        )
+    return decoder
