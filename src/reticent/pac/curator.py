@@ -1,0 +1,234 @@
+"""The curator: holds the secret, the posterior and the account, and releases one token at a time.
+
+Formal guarantee: for one persistent S and every adaptive, colluding user, I(S; all released tokens) ≤ Σ charges, the
+charges being what `Account` holds (arXiv 2601.14033 for the composition). It rests on these habits:
+
+* One curator per deployment. S, the posterior and the account are continued from the stored state, never reset.
+* The charge is fixed and tested against the cap before anything random is drawn.
+* Every released token costs the step budget, unanimous ones too: the charge says nothing about dissent.
+* Votes are unanimous only if *all* m worlds agree, whatever their posterior mass. Then the consensus leaves without
+  noise and without an update of the posterior.
+* The new state is durable before the token is returned. If `ReleaseStore.commit` raises, the state in memory is as
+  before and no token leaves; a crash can lose a token, never a charge.
+* The secret selects one row of the votes. No branch, error or count depends on it.
+
+A `Curator` is not thread-safe: releases happen one after another in a fixed order, by one writer.
+
+Shape suffix: M worlds.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reticent._validate import integer_in_range
+from reticent._validate import num_worlds as validated_num_worlds
+from reticent.errors import InvalidValueError
+from reticent.pac import accounting, bounds
+from reticent.pac.accounting import Account
+from reticent.pac.calibration import active_votes, vote_weights
+from reticent.pac.mechanism import GaussianMechanism
+from reticent.pac.posterior import Posterior
+from reticent.randomness import NoiseSource
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CuratorState:
+    """All that a deployment must keep to continue. Secret: its repr shows neither S nor the posterior.
+
+    Attributes:
+        secret: S, the index of the realised world.
+        log_posterior: log-weights over worlds, float64[m].
+        spent_units: information charged so far, in units of 2^-64 nat.
+        cap_units: the most that may ever be charged, or None.
+        tokens_released: tokens returned over the deployment's life.
+        dissenting_steps: those of them on which the worlds' votes differed.
+    """
+
+    secret: int = field(repr=False)
+    log_posterior: NDArray[np.float64] = field(repr=False)
+    spent_units: int = 0
+    cap_units: int | None = None
+    tokens_released: int = 0
+    dissenting_steps: int = 0
+
+    @classmethod
+    def initial(cls, num_worlds: int, noise: NoiseSource, total_budget: float | None = None) -> "CuratorState":
+        """Draw S and return the state of a new deployment.
+
+        Args:
+            num_worlds: m, even.
+            noise: the source S is drawn from.
+            total_budget: B, the cap over the deployment's life in nats, or None.
+
+        Raises:
+            InvalidValueError: a value out of range.
+        """
+        validated_num_worlds(num_worlds)
+        cap = None if total_budget is None else accounting.cap_units(total_budget)
+        return cls(noise.secret_index(num_worlds), Posterior.uniform(num_worlds).log_weights, 0, cap)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRecord:
+    """The facts of one release that others may see.
+
+    Attributes:
+        step: position of the token in its answer.
+        request: identifier of the request.
+        coin_key: the 16-byte key of its public coins, or None for a decoder without coins.
+        num_active: the number of distinct votes, a. It depends on the corpus, not on S: show it coarsely.
+        charge_units: the charge, in units of 2^-64 nat.
+    """
+
+    step: int
+    request: str
+    coin_key: bytes | None
+    num_active: int
+    charge_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedToken:
+    """One token on its way out: `token` id, `num_active` distinct votes, `charge_units` of 2^-64 nat."""
+
+    token: int
+    num_active: int
+    charge_units: int
+
+
+class ReleaseStore(Protocol):
+    """Durable storage of a deployment's state."""
+
+    def commit(self, state: CuratorState, record: ReleaseRecord) -> None:
+        """Make the state durable together with the record, both or neither; raise if that cannot be done."""
+        ...
+
+
+class Curator:
+    """Releases tokens against one secret, one posterior and one account.
+
+    Args:
+        state: where the deployment stands; `CuratorState.initial` for a new one, else what the store last kept.
+        store: where each new state goes before its token is returned.
+        noise: a secure source, such as `SystemNoise`.
+
+    Raises:
+        InvalidValueError: the source is not secure, or the state is inconsistent.
+    """
+
+    def __init__(self, state: CuratorState, store: ReleaseStore, noise: NoiseSource) -> None:
+        if noise.is_secure is not True:
+            raise InvalidValueError(
+                f"{type(noise).__name__} can be replayed and would reveal the secret; use SystemNoise, "
+                "or Curator.for_experiments where nothing private is at stake"
+            )
+        self._adopt(state, store, noise)
+
+    @classmethod
+    def for_experiments(cls, state: CuratorState, store: ReleaseStore, noise: NoiseSource) -> "Curator":
+        """Return a curator that accepts a seeded source. It protects nothing; a deployment never calls this."""
+        curator = object.__new__(cls)
+        curator._adopt(state, store, noise)
+        return curator
+
+    def _adopt(self, state: CuratorState, store: ReleaseStore, noise: NoiseSource) -> None:
+        posterior = Posterior(state.log_posterior)
+        if not 0 <= state.secret < posterior.num_worlds:
+            raise InvalidValueError(f"the stored secret is not one of the {posterior.num_worlds} worlds")
+        integer_in_range("dissenting_steps", state.dissenting_steps, 0)
+        integer_in_range("tokens_released", state.tokens_released, state.dissenting_steps)
+        self._account = Account(state.spent_units, state.cap_units)
+        self._posterior = posterior
+        self._state = state
+        self._store = store
+        self._noise = noise
+
+    @property
+    def state(self) -> CuratorState:
+        """The state last committed. Secret."""
+        return self._state
+
+    @property
+    def num_worlds(self) -> int:
+        """The number of worlds, m."""
+        return self._posterior.num_worlds
+
+    @property
+    def account(self) -> Account:
+        """What has been spent and may be spent."""
+        return self._account
+
+    @property
+    def membership_success(self) -> float:
+        """Bound on guessing whether a record was used, from all that was spent so far (prior ½)."""
+        return bounds.attack_success(self._account.spent_nats, bounds.MEMBERSHIP_PRIOR)
+
+    @property
+    def world_success(self) -> float:
+        """Bound on naming the realised world, from all that was spent so far (prior 1/m)."""
+        return bounds.attack_success(self._account.spent_nats, 1.0 / self.num_worlds)
+
+    def release(
+        self,
+        votes_M: NDArray[np.int64],
+        step_budget: float,
+        *,
+        request: str,
+        step: int,
+        coin_key: bytes | None = None,
+    ) -> ReleasedToken:
+        """Release one token, commit its charge, and return it.
+
+        Args:
+            votes_M: each world's token, fixed before this call, int64[m].
+            step_budget: b, the charge in nats.
+            request: identifier of the request, for the record.
+            step: position of the token in its answer, for the record.
+            coin_key: key of the public coins behind the votes, for the record.
+
+        Raises:
+            InvalidValueError: malformed votes, or a budget out of range.
+            BudgetExhaustedError: the charge would pass the cap; nothing was drawn or changed.
+            Exception: whatever the store raises; nothing was changed and no token leaves.
+        """
+        self._check_votes(votes_M)
+        active_A, index_M = active_votes(votes_M)
+        if not active_A[0] >= 0:
+            raise InvalidValueError(f"votes must be token ids of at least 0, got {int(active_A[0])}")
+        mechanism = GaussianMechanism(step_budget)
+        charge = accounting.charge_units(step_budget)
+        account = self._account.charged(charge)
+
+        num_active = active_A.size
+        posterior = self._posterior
+        released_index = 0
+        if num_active > 1:
+            calibration = mechanism.calibrate(vote_weights(index_M, posterior))
+            drawn = mechanism.release(index_M, calibration, self._state.secret, self._noise)
+            posterior = posterior.updated(drawn.log_likelihood)
+            released_index = drawn.index
+
+        state = CuratorState(
+            secret=self._state.secret,
+            log_posterior=posterior.log_weights,
+            spent_units=account.spent_units,
+            cap_units=account.cap_units,
+            tokens_released=self._state.tokens_released + 1,
+            dissenting_steps=self._state.dissenting_steps + int(num_active > 1),
+        )
+        self._store.commit(state, ReleaseRecord(step, request, coin_key, num_active, charge))
+        self._state, self._posterior, self._account = state, posterior, account
+        return ReleasedToken(int(active_A[released_index]), num_active, charge)
+
+    def _check_votes(self, votes_M: NDArray[np.int64]) -> None:
+        if votes_M.shape != (self.num_worlds,) or votes_M.dtype.kind not in "iu":
+            raise InvalidValueError(
+                f"votes must be {self.num_worlds} integers, one for each world; got {votes_M.dtype} of shape "
+                f"{votes_M.shape}"
+            )
+
+    def __repr__(self) -> str:
+        return f"Curator({self._state!r})"
