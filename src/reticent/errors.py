@@ -41,3 +41,9 @@ class DeploymentStateError(ReticentError):
 
 class BudgetExhaustedError(ReticentError):
     """The next release would take the deployment past its total budget."""
+
+
+class InterruptedRunError(ReticentError):
+    """Ctrl-C stopped long work; the message says what is kept and how to resume."""
+
+    exit_code = 130
