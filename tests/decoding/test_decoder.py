@@ -70,7 +70,7 @@ def curator_at(secret, store, noise_seed=0, total_budget=None):
 
 def show(stream, shown):
     for token in stream:
-        shown.append(token)  # noqa: PERF402  (what was shown before an error counts)
+        shown.append(token)
 
 
 def settings_for(decoder, step_budget=0.05):

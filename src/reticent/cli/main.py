@@ -1,0 +1,84 @@
+"""The `reticent` command: registers the commands and turns errors into one line and an exit code.
+
+| what happens | standard error | exit code |
+|---|---|---|
+| success | - | 0 |
+| a `ReticentError`, or wrong usage | `error: ...` | 2 (the error's own code) |
+| Ctrl-C | `interrupted`, and how to resume where the command can (`InterruptedRunError`) | 130 |
+| a question answered with no | `aborted` | 1 |
+| the reader of a pipe goes away | - | 1 |
+| anything else is a defect | the traceback | 1 |
+
+Commands import what they need when they run, so that help and planning never wait for torch.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from reticent import __version__
+from reticent.cli import plan, state
+from reticent.errors import InterruptedRunError, ReticentError
+
+app = typer.Typer(
+    name="reticent",
+    help="Text generation from a model adapted on private text, with a guarantee that can be stated.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("plan")(plan.plan)
+app.add_typer(state.app, name="state")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"reticent {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; `arguments` defaults to the command line, and nothing means help."""
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        code = app(args=words, prog_name="reticent", standalone_mode=False)
+        sys.stdout.flush()
+    except InterruptedRunError as interruption:
+        return _say(f"interrupted: {interruption}", interruption.exit_code)
+    except ReticentError as error:
+        return _say(f"error: {error}", error.exit_code)
+    except TyperException as error:
+        return _say(f"error: {error.format_message()}", error.exit_code)
+    except typer.Abort:
+        return _say("aborted; nothing was changed", 1)
+    except BrokenPipeError:
+        # The interpreter would try to flush the closed pipe once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if code == InterruptedRunError.exit_code:
+        # Typer turns a Ctrl-C that no command has caught into this code.
+        return _say("interrupted", code)
+    return code if isinstance(code, int) else 0
+
+
+def _say(message: str, exit_code: int) -> int:
+    """Write a message as one line to standard error and hand the exit code on."""
+    sys.stderr.write(" ".join(message.split()) + "\n")
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""`reticent plan`: what a budget buys, before anything is built."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from reticent.cli.output import console, facts, format_nats, parse_budget, percent_at_most, print_json
+
+
+def plan(
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens released over the deployment's life, all users together.")
+    ] = None,
+    step_budget: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_budget,
+            metavar="NATS",
+            help="Charge for one released token: 2^-32, 1e-9 or a decimal.",
+        ),
+    ] = None,
+    membership_success: Annotated[
+        float | None, typer.Option(help="Largest success in telling whether a record was used, between 0.5 and 1.")
+    ] = None,
+    worlds: Annotated[int, typer.Option(help="Number of candidate worlds; even.")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Relate tokens, budget and bound: give two of the three, read the third."""
+    from reticent.pac import bounds
+
+    result = bounds.plan(
+        tokens=tokens, step_budget=step_budget, membership_success=membership_success, num_worlds=worlds
+    )
+    if as_json:
+        print_json(asdict(result))
+        return
+    console.print(
+        facts(
+            {
+                "tokens": f"{result.tokens:,}",
+                "charge per token": format_nats(result.step_budget),
+                "total": format_nats(result.total_nats),
+                "membership success": f"at most {percent_at_most(result.membership_success)}",
+                "world identification": f"at most {percent_at_most(result.world_success)}",
+            }
+        )
+    )
+    console.print(
+        f"\nSomeone who knows all {result.worlds} worlds and sees all {result.tokens:,} tokens tells whether a record "
+        f"was in the realised world with success at most {percent_at_most(result.membership_success)} (a blind guess: "
+        f"50 %), and which world it is with at most {percent_at_most(result.world_success)} (a blind guess: "
+        f"{100 / result.worlds:.2f} %)."
+    )

@@ -1,0 +1,100 @@
+"""`reticent state`: what a deployment has spent, and the one way to give its state up."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from reticent.cli.deployment import run_id
+from reticent.cli.output import console, facts, format_nats, notes, percent_at_most, print_json
+from reticent.errors import DeploymentStateError, InvalidValueError
+
+if TYPE_CHECKING:
+    from reticent.ledger.secret import Keyring
+
+app = typer.Typer(help="The deployment's durable state: show what was spent, or give it up.")
+
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
+
+WHAT_RESET_VOIDS = (
+    "This deletes the realised world, the posterior and the account of {run}. They cannot be recovered.\n"
+    "So far {tokens} were released. They stay covered by the bound for what was charged for them, and nothing takes "
+    "them back.\n"
+    "The next deployment draws a new world and starts from zero: no single bound will cover what was released so far "
+    "together with what is released after. Whoever saw both has two bounds to add up."
+)
+
+
+@app.command("show")
+def show(
+    run: RunDirectory, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+) -> None:
+    """Tokens released, nats spent, and the bounds they give. Never the realised world or the posterior."""
+    from reticent.ledger.sealed_file import read_state
+    from reticent.ledger.secret import Keyring
+    from reticent.pac.accounting import units_to_nats
+    from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
+
+    state = read_state(run, run_id(run), Keyring.of_user())
+    spent = units_to_nats(state.spent_units)
+    cap = None if state.cap_units is None else units_to_nats(state.cap_units)
+    worlds = state.log_posterior.size
+    membership = attack_success(spent, MEMBERSHIP_PRIOR)
+    world = attack_success(spent, 1.0 / worlds)
+    if as_json:
+        print_json(
+            {
+                "tokens": state.tokens_released,
+                "dissenting_steps": state.dissenting_steps,
+                "nats_charged": spent,
+                "nats_cap": cap,
+                "membership_success": membership,
+                "world_success": world,
+                "worlds": worlds,
+            }
+        )
+        return
+    console.print(
+        facts(
+            {
+                "tokens released": f"{state.tokens_released:,}",
+                "dissenting steps": f"{state.dissenting_steps:,}",
+                "charged": format_nats(spent),
+                "cap": "none" if cap is None else format_nats(cap),
+                "membership success": f"at most {percent_at_most(membership)}",
+                "world identification": f"at most {percent_at_most(world)} of {worlds} worlds",
+            }
+        )
+    )
+
+
+@app.command("reset")
+def reset(
+    run: RunDirectory,
+    void_guarantee: Annotated[
+        bool, typer.Option("--void-guarantee", help="Say that you mean it: the guarantee ends here.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete the deployment's secret, posterior and account, so that a new deployment can start."""
+    from reticent.ledger.sealed_file import void_state
+    from reticent.ledger.secret import Keyring
+
+    keyring = Keyring.of_user()
+    notes.print(WHAT_RESET_VOIDS.format(run=run, tokens=_tokens_released(run, keyring)), highlight=False)
+    if not void_guarantee:
+        raise InvalidValueError("nothing was deleted; add --void-guarantee to go on")
+    if not yes:
+        typer.confirm("Delete it?", abort=True, err=True)
+    void_state(run, keyring)
+    notes.print("deleted", highlight=False)
+
+
+def _tokens_released(run: Path, keyring: "Keyring") -> str:
+    """How many tokens were released, in words; unknown where the state cannot be opened."""
+    from reticent.ledger.sealed_file import read_state
+
+    try:
+        return f"{read_state(run, run_id(run), keyring).tokens_released:,} tokens"
+    except DeploymentStateError:
+        return "an unknown number of tokens"

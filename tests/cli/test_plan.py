@@ -1,0 +1,108 @@
+import json
+import math
+
+import pytest
+
+from reticent.cli.main import main
+from reticent.cli.output import format_nats, percent_at_most
+
+KEYS = ["step_budget", "tokens", "total_nats", "membership_success", "world_success", "worlds"]
+
+
+def plan_as_json(capsys, *arguments):
+    assert main(["plan", *arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+def binary_kl(s, prior):
+    return s * math.log(s / prior) + (1 - s) * math.log((1 - s) / (1 - prior))
+
+
+def test_the_published_row(capsys):
+    result = plan_as_json(capsys, "--tokens", "1000000", "--step-budget", "2^-32")
+    assert list(result) == KEYS
+    assert result["total_nats"] == 1e6 * 2.0**-32
+    assert result["membership_success"] == pytest.approx(0.510789, abs=5e-7)
+    assert result["world_success"] == pytest.approx(0.0098, abs=5e-5)
+    assert result["worlds"] == 128
+
+
+@pytest.mark.parametrize("budget", ["2^-32", "2.3283064365386963e-10", "0.00000000023283064365386963"])
+def test_every_spelling_of_a_budget_is_the_same(capsys, budget):
+    assert plan_as_json(capsys, "--tokens", "10", "--step-budget", budget)["step_budget"] == 2.0**-32
+
+
+def test_a_target_fixes_the_budget_or_the_tokens(capsys):
+    per_token = plan_as_json(capsys, "--tokens", "1000000", "--membership-success", "0.51")["step_budget"]
+    assert per_token * 1e6 == pytest.approx(binary_kl(0.51, 0.5), rel=1e-9)
+    assert per_token * 1e6 <= binary_kl(0.51, 0.5)
+
+    tokens = plan_as_json(capsys, "--step-budget", "1e-9", "--membership-success", "0.51")["tokens"]
+    assert tokens == math.floor(binary_kl(0.51, 0.5) / 1e-9)
+
+
+def test_the_number_of_worlds_moves_the_world_bound_only(capsys):
+    few, many = (
+        plan_as_json(capsys, "--tokens", "1000", "--step-budget", "1e-6", "--worlds", worlds) for worlds in ("2", "128")
+    )
+    assert few["membership_success"] == many["membership_success"] == few["world_success"]
+    assert many["world_success"] < few["world_success"]
+
+
+def test_people_read_nats_and_bounds_that_are_rounded_up(capsys):
+    assert main(["plan", "--tokens", "1000000", "--step-budget", "2^-32"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("1,000,000", "2^-32", "nats", "at most 51.08 %", "at most 0.98 %", "128 worlds"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--tokens", "10"],
+        ["--tokens", "10", "--step-budget", "2^-32", "--membership-success", "0.6"],
+        ["--tokens", "0", "--step-budget", "2^-32"],
+        ["--tokens", "10", "--step-budget", "0"],
+        ["--tokens", "10", "--step-budget", "-1e-9"],
+        ["--tokens", "10", "--step-budget", "nan"],
+        ["--tokens", "10", "--step-budget", "inf"],
+        ["--tokens", "10", "--step-budget", "2^"],
+        ["--tokens", "10", "--step-budget", "2**-32"],
+        ["--tokens", "10", "--membership-success", "0.5"],
+        ["--tokens", "10", "--membership-success", "1"],
+        ["--tokens", "10", "--membership-success", "nan"],
+        ["--tokens", "10", "--step-budget", "1e-9", "--worlds", "7"],
+        ["--tokens", "10", "--step-budget", "1e-9", "--worlds", "0"],
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(capsys, arguments):
+    assert main(["plan", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_a_bad_budget_is_repeated_with_the_forms_that_are_read(capsys):
+    main(["plan", "--tokens", "10", "--step-budget", "2**-32"])
+    message = capsys.readouterr().err
+    assert "--step-budget" in message
+    assert "'2**-32'" in message
+    assert "2^-32" in message
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [(0.5, "50.00 %"), (0.50001, "50.01 %"), (0.510789, "51.08 %"), (1.0, "100.00 %"), (0.99999999, "100.00 %")],
+)
+def test_a_bound_is_never_rounded_down(probability, text):
+    assert percent_at_most(probability) == text
+
+
+@pytest.mark.parametrize(("nats", "text"), [(2.0**-32, "2^-32"), (1.0, "2^0"), (0.25, "2^-2"), (3.0, "3 nats")])
+def test_a_power_of_two_is_shown_as_one(nats, text):
+    assert text in format_nats(nats)
+    assert ("^" in format_nats(nats)) == ("^" in text)
