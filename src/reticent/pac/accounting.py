@@ -17,8 +17,8 @@ from reticent.errors import BudgetExhaustedError, InvalidValueError
 UNIT_BITS = 64
 NATS_PER_UNIT = 2.0**-UNIT_BITS
 
-_POWER_OF_TWO = re.compile(r"2\^([+-]?\d{1,5})")
-_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?")
+_POWER_OF_TWO = re.compile(r"2\^([+-]?\d{1,5})", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?", re.ASCII)
 
 
 def charge_units(nats: float) -> int:

@@ -1,0 +1,112 @@
+"""Independent computations the tests hold the package to: exact information by quadrature, token laws, stub sources.
+
+A channel is given by vote masses q[a], the votes' positions along noisy directions x[a, d] and noise variances e[d];
+nothing here is taken from the package's own formulas.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+from scipy import stats
+from scipy.special import logsumexp, rel_entr
+
+REVEALED = 1e-24
+"""A noise variance so small that the direction is revealed."""
+
+
+def vector_information(masses, positions, noise_variances):
+    """I(S; R) in nats for at most two noisy directions, by the trapezoid rule."""
+    means = positions / np.sqrt(noise_variances)
+    step = 0.02 if means.shape[1] == 1 else 0.1
+    axis = np.arange(-9.0, 9.0 + step / 2, step)
+    grid = np.stack(np.meshgrid(*[axis] * means.shape[1], indexing="ij"), axis=-1).reshape(-1, means.shape[1])
+    weight = np.prod(stats.norm.pdf(grid) * step, axis=1)
+    information = 0.0
+    for mass, mean in zip(masses, means, strict=True):
+        if mass == 0.0:
+            continue
+        shift = means - mean
+        log_ratio = grid @ shift.T - 0.5 * (shift**2).sum(axis=1)
+        if log_ratio.max() < 0.5:
+            mixture = np.log1p(np.expm1(log_ratio) @ masses)
+        else:
+            with np.errstate(divide="ignore"):
+                mixture = logsumexp(log_ratio + np.log(masses), axis=1)
+        information -= mass * float(weight @ mixture)
+    return information
+
+
+def entropy(masses):
+    masses = np.asarray(masses)
+    return float(-(masses[masses > 0] * np.log(masses[masses > 0])).sum())
+
+
+def two_way_token_law(noise_variance):
+    """P(token | vote) for two active tokens and noise of this variance along (1, −1)/√2."""
+    keep = stats.norm.cdf(1.0 / np.sqrt(2.0 * noise_variance))
+    flip = stats.norm.sf(1.0 / np.sqrt(2.0 * noise_variance))
+    return np.array([[keep, flip], [flip, keep]])
+
+
+def three_way_token_law(covariance):
+    """P(token | vote) for three active tokens, by polar integration of the plane's Gaussian over each token's wedge."""
+    plane = np.array([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]]).T / np.sqrt([2.0, 6.0])
+    whiten = np.linalg.inv(np.linalg.cholesky(plane.T @ covariance @ plane)) @ plane.T
+    ties = whiten @ (np.ones((3, 3)) - 2.0 * np.eye(3))  # column c: the ray on which the two others tie and win
+    angles = np.arctan2(ties[1], ties[0])
+    order = np.argsort(angles)
+    nodes, node_weights = np.polynomial.legendre.leggauss(60)
+    law = np.zeros((3, 3))
+    bounds = [*angles[order], angles[order[0]] + 2 * np.pi]
+    for (low, high), (left, right) in zip(pairwise(bounds), pairwise([*order, order[0]]), strict=True):
+        winner = 3 - left - right
+        theta = 0.5 * (high - low) * nodes + 0.5 * (high + low)
+        for vote in range(3):
+            mean = whiten @ (np.eye(3)[vote] - 1.0 / 3.0)
+            t = mean[0] * np.cos(theta) + mean[1] * np.sin(theta)
+            density = np.exp(-0.5 * mean @ mean) / (2 * np.pi) + t * stats.norm.cdf(t) * np.exp(
+                0.5 * (t**2 - mean @ mean)
+            ) / np.sqrt(2 * np.pi)
+            law[vote, winner] = 0.5 * (high - low) * node_weights @ density
+    return law
+
+
+def token_information(masses, law):
+    """I(S; Y) in nats from P(token | vote), with the first-order terms cancelled before summing."""
+    marginal = masses @ law
+    divergence = rel_entr(law, marginal) - law + marginal
+    relative = law / marginal - 1.0
+    small = np.abs(relative) < 1e-3
+    series = marginal * relative**2 * (1 / 2 - relative / 6 + relative**2 / 12 - relative**3 / 20)
+    return float(masses @ np.where(small, series, divergence).sum(axis=1))
+
+
+class FixedNormals:
+    """A noise source that hands out given normal values, for tests."""
+
+    is_secure = False
+
+    def __init__(self, *normals, secret=0):
+        self.normals = np.array(normals, dtype=np.float64)
+        self.secret = secret
+        self.drawn = 0
+
+    def standard_normal(self, count):
+        self.drawn += count
+        return self.normals[:count]
+
+    def secret_index(self, num_worlds):
+        return self.secret
+
+
+class MemoryStore:
+    """A store that keeps what it is given, or fails on demand."""
+
+    def __init__(self):
+        self.commits = []
+        self.broken = False
+
+    def commit(self, state, record):
+        if self.broken:
+            raise OSError("disk full")
+        self.commits.append((state, record))
