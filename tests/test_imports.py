@@ -215,13 +215,8 @@ def test_files_and_functions_stay_small(sources):
     ],
 )
 def test_forbidden_import_is_flagged(sources, module, source, violation):
-    others = dict.fromkeys(
-        [
-            f"{PACKAGE}.{name}"
-            for name in ("ledger.store", "ensemble.engine", "audit.runner", "server.app", "cli.main", "demo.letters")
-        ],
-        "",
-    )
+    names = ("ledger.store", "ensemble.engine", "audit.runner", "server.app", "cli.main", "demo.letters")
+    others = dict.fromkeys((f"{PACKAGE}.{name}" for name in names), "")
     found = set(layering_violations({**sources, **others, f"{PACKAGE}.{module}": source}))
     assert violation in found
     assert all(line.startswith(f"{module} ") for line in found - set(layering_violations({**sources, **others})))
@@ -242,19 +237,8 @@ def test_forbidden_import_is_flagged(sources, module, source, violation):
     ],
 )
 def test_allowed_import_is_not_flagged(module, source):
-    known = dict.fromkeys(
-        f"{PACKAGE}.{name}"
-        for name in (
-            "_validate",
-            "corpus",
-            "models",
-            "worlds.assignment",
-            "pac.accounting",
-            "demo.letters",
-            "cli.output",
-        )
-    )
-    modules = {**known, f"{PACKAGE}.{module}": source}
+    names = ("_validate", "corpus", "models", "worlds.assignment", "pac.accounting", "demo.letters", "cli.output")
+    modules = dict.fromkeys((f"{PACKAGE}.{name}" for name in names), "") | {f"{PACKAGE}.{module}": source}
     assert list(layering_violations(modules)) == []
 
 
