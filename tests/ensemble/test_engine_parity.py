@@ -20,13 +20,7 @@ CONTINUATION = [5, 250, 33]
 def random_adapters(decoder: Any, names: list[str], rank: int, top: int | None, seed: int = 1) -> StackedAdapters:
     generator = torch.Generator().manual_seed(seed)
     modules = select_modules(decoder.architecture, names, top)
-    inputs = {
-        module.path: group.in_features
-        for layer in decoder.architecture.layers
-        for group in layer.groups
-        for module in group.modules
-    }
-    down = {m.path: 0.4 * torch.randn(NUM_WORLDS, rank, inputs[m.path], generator=generator) for m in modules}
+    down = {m.path: 0.4 * torch.randn(NUM_WORLDS, rank, m.in_features, generator=generator) for m in modules}
     up = {m.path: 0.4 * torch.randn(NUM_WORLDS, m.out_features, rank, generator=generator) for m in modules}
     return StackedAdapters(down, up, alpha=2.0 * rank)
 

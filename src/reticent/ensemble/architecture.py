@@ -29,6 +29,7 @@ class Module:
     """
 
     path: str
+    in_features: int
     start: int
     stop: int
     fan_in_fan_out: bool = False

@@ -98,7 +98,7 @@ class BatchedDecoder:
         """
 
         def attend(_layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return self.attention_over(_layer, *(_by_text(t, batch) for t in (query, key, value))).view(query.shape)
+            return self.attention_over(_layer, *(_by_text(t, batch) for t in (query, key, value))).reshape(query.shape)
 
         return attend
 

@@ -86,7 +86,7 @@ class _Reader:
         parts = [self.linear(module) for module in modules]
         members, start = [], 0
         for module, (weight, _, transposed) in zip(modules, parts, strict=True):
-            members.append(Module(self.paths[id(module)], start, start + weight.shape[0], transposed))
+            members.append(Module(self.paths[id(module)], weight.shape[1], start, start + weight.shape[0], transposed))
             start += weight.shape[0]
         if len(parts) == 1:
             return LinearGroup(tuple(members), parts[0][0], parts[0][1])

@@ -1,0 +1,52 @@
+"""Settings that determine adapters. They go into a run's manifest, and a resumed run must have the same."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from reticent.ensemble.adapters import ATTENTION_MODULES
+
+DTypeName = Literal["float32", "bfloat16"]
+
+
+class LoraSettings(BaseModel):
+    """Shape and place of every world's LoRA adapter (arXiv 2106.09685).
+
+    Attributes:
+        rank: inner dimension r.
+        alpha: B A is multiplied by alpha / rank.
+        target_modules: last parts of module paths, or `attention`, or `all-linear`.
+        num_top_layers: adapt the last so many blocks only; None for all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int = Field(default=8, ge=1)
+    alpha: float = Field(default=16.0, gt=0)
+    target_modules: tuple[str, ...] = (ATTENTION_MODULES,)
+    num_top_layers: int | None = Field(default=None, ge=1)
+
+
+class TrainingSettings(BaseModel):
+    """How every world's adapter is trained: AdamW without weight decay, gradients clipped world by world.
+
+    Attributes:
+        epochs: passes over a world's records, fixed in advance: stopping early would depend on the data.
+        batch_size: about how many records of a world a step takes.
+        learning_rate: the peak; reached over the first twentieth of the steps, then falling linearly to zero.
+        max_tokens: longer records are cut.
+        seed: public; orders the records and initialises A, the same for all worlds.
+        dtype: of the base and of all products; adapters and optimiser keep float32 copies.
+        worlds_at_once: how many worlds one batched forward and backward pass holds. It bounds memory; the adapters
+            depend on it through rounding alone.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=8, ge=1)
+    learning_rate: float = Field(default=3e-4, gt=0, lt=1)
+    max_tokens: int = Field(default=256, ge=2)
+    seed: int = Field(default=0, ge=0)
+    dtype: DTypeName = "float32"
+    worlds_at_once: int = Field(default=8, ge=1)

@@ -1,0 +1,267 @@
+"""Build a run: from a corpus and a base model to m worlds' adapters in a run directory, resumably.
+
+Everything is checked before anything is written. Worlds are trained some at a time; each finished group is a file in
+`training/`, and the group being trained has a checkpoint there. The same request with `resume` picks up where a build
+stopped, at any moment and for any reason, and ends in the same adapters as a build that never stopped.
+"""
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reticent import _validate
+from reticent._files import atomic_write_bytes
+from reticent.adaptation.checkpoint import Checkpoint
+from reticent.adaptation.multiworld import MultiWorldTrainer, TrainedWorlds
+from reticent.adaptation.schedule import Schedule, make_schedule
+from reticent.adaptation.settings import LoraSettings, TrainingSettings
+from reticent.adaptation.texts import EncodedTexts, encode_texts
+from reticent.corpus import Corpus, Units, corpus_hash, group_units, read_corpus, units_hash
+from reticent.ensemble.adapters import StackedAdapters
+from reticent.ensemble.forward import BatchedDecoder, batched_decoder
+from reticent.errors import OutputExistsError, RunDirectoryError, StorageError
+from reticent.models import BaseModel, resolve_base_model
+from reticent.worlds.assignment import membership_matrix
+from reticent.worlds.collection import (
+    FULL_NAME,
+    MEMBERSHIP_NAME,
+    WORLDS_NAME,
+    Membership,
+    RunDirectory,
+    read_adapters,
+    write_adapters,
+    write_manifest,
+    write_membership,
+)
+from reticent.worlds.manifest import MANIFEST_NAME, BaseRecord, CorpusRecord
+
+
+class BuildProgress(Protocol):
+    """Where a build reports what it does."""
+
+    def note(self, line: str) -> None:
+        """Say one thing worth knowing."""
+        ...
+
+    def begin(self, what: str, num_tokens: int) -> None:
+        """Start a phase that trains or reads so many tokens."""
+        ...
+
+    def advance(self, num_tokens: int) -> None:
+        """So many more tokens are done."""
+        ...
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build.
+
+    Attributes:
+        corpus: file or folder; text_key, unit_key, limit: how to read it.
+        model: base model, as `resolve_base_model` takes it.
+        out: the run directory to make.
+        num_worlds: m. membership_seed: public; assigns units to worlds.
+        lora, training: what each adapter is and how it is trained.
+        device: where to train.
+    """
+
+    corpus: Path
+    model: str
+    out: Path
+    num_worlds: int
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    text_key: str = "text"
+    unit_key: str | None = None
+    limit: int | None = None
+    membership_seed: int = 0
+    device: str = "cpu"
+
+
+def build_run(request: BuildRequest, progress: BuildProgress, *, resume: bool = False) -> RunDirectory:
+    """Build a run directory, or finish one.
+
+    Raises:
+        CorpusError, ModelError, InvalidValueError: the request cannot be met; nothing was written.
+        OutputExistsError: the output folder exists and `resume` is not set.
+        RunDirectoryError: `resume` is set, but the folder was begun with another request.
+        StorageError: the disk is full; free some space and resume.
+    """
+    _validate.num_worlds(request.num_worlds)
+    if (request.out / MANIFEST_NAME).is_file() and resume:
+        progress.note(f"{request.out} is already finished")
+        return RunDirectory.open(request.out)
+    _check_output(request.out, resume)
+    corpus = read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
+    units = group_units(corpus.records)
+    if units.merged:
+        progress.note(f"{units.merged} units merged into others because their texts are near-duplicates")
+    base = resolve_base_model(request.model)
+    decoder = batched_decoder(base.load(getattr(torch, request.training.dtype)).to(request.device))
+    max_tokens = min(request.training.max_tokens, decoder.architecture.context_length)
+    texts = encode_texts(base.load_tokenizer(), [record.text for record in corpus.records], max_tokens)
+    if texts.num_truncated:
+        progress.note(f"{texts.num_truncated} of {len(texts)} records are longer than {max_tokens} tokens and were cut")
+    return _Build(request, progress, corpus, units, base, decoder, texts).run()
+
+
+class _Build:
+    def __init__(
+        self,
+        request: BuildRequest,
+        progress: BuildProgress,
+        corpus: Corpus,
+        units: Units,
+        base: BaseModel,
+        decoder: BatchedDecoder,
+        texts: EncodedTexts,
+    ) -> None:
+        self._request = request
+        self._progress = progress
+        self._base = base
+        self._texts = texts
+        self._membership = Membership(
+            membership_matrix(units.num_units, request.num_worlds, request.membership_seed),
+            units.unit_of_record,
+            _record_hashes(corpus),
+        )
+        self._corpus_record = CorpusRecord(
+            num_records=len(corpus.records),
+            num_units=units.num_units,
+            num_merged_units=units.merged,
+            num_truncated=texts.num_truncated,
+            num_skipped_blank=corpus.skipped_blank,
+            num_tokens=len(texts.tokens),
+            corpus_hash=corpus_hash(corpus.records),
+            units_hash=units_hash(units),
+        )
+        self._base_record = BaseRecord(
+            name=base.name,
+            class_name=decoder.architecture.class_name,
+            content_hash=base.content_hash,
+            tokenizer_hash=base.tokenizer_hash,
+        )
+        self._work = request.out / "training"
+        self._trainer = MultiWorldTrainer(decoder, texts, request.lora, request.training, self._work / "trunk.scratch")
+
+    def run(self) -> RunDirectory:
+        self._begin()
+        worlds_schedule = self._schedule(self._membership.record_members)
+        full_schedule = self._schedule(np.ones((len(self._texts), 1), dtype=np.bool_))
+        groups = self._groups()
+        self._progress.begin("lower layers", len(self._texts.tokens))
+        self._trainer.trunk.compute(self._progress.advance)
+        self._progress.begin("adapters", self._num_targets(worlds_schedule) + self._num_targets(full_schedule))
+        parts = [self._train(f"worlds-{group.start:05d}", worlds_schedule, group) for group in groups]
+        full = self._train("full", full_schedule, slice(0, 1))
+        write_membership(self._request.out / MEMBERSHIP_NAME, self._membership)
+        write_adapters(self._request.out / WORLDS_NAME, concatenated(parts))
+        write_adapters(self._request.out / FULL_NAME, full)
+        write_manifest(
+            self._request.out,
+            num_worlds=self._request.num_worlds,
+            base=self._base_record,
+            lora=self._request.lora,
+            corpus=self._corpus_record,
+            training=self._request.training,
+            membership_seed=self._request.membership_seed,
+        )
+        shutil.rmtree(self._work)
+        return RunDirectory.open(self._request.out)
+
+    def _begin(self) -> None:
+        """Make the output folder, or check that the one to resume was begun with the same request."""
+        wanted = {
+            "num_worlds": self._request.num_worlds,
+            "membership_seed": self._request.membership_seed,
+            "base": self._base_record.model_dump(mode="json"),
+            "corpus": self._corpus_record.model_dump(mode="json"),
+            "lora": self._request.lora.model_dump(mode="json"),
+            "training": self._request.training.model_dump(mode="json"),
+        }
+        path = self._work / "request.json"
+        if path.is_file():
+            begun_with = json.loads(path.read_text("utf-8"))
+            if begun_with != wanted:
+                names = sorted(_differences(begun_with, wanted))
+                raise RunDirectoryError(
+                    f"{self._request.out} was begun with another {', '.join(names)}; "
+                    "resume with the same options and corpus, or choose another --out"
+                )
+            return
+        try:
+            self._work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot make {self._work}: {error.strerror}; choose another --out") from error
+        atomic_write_bytes(path, json.dumps(wanted, indent=2).encode())
+
+    def _groups(self) -> list[slice]:
+        size = self._request.training.worlds_at_once
+        count = self._request.num_worlds
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def _schedule(self, members: NDArray[np.bool_]) -> Schedule:
+        training = self._request.training
+        return make_schedule(members, training.batch_size, training.epochs, training.seed)
+
+    def _num_targets(self, schedule: Schedule, worlds: slice = slice(None)) -> int:
+        held = schedule.members[:, worlds].sum(1)
+        return int(held @ (self._texts.lengths - 1)) * schedule.epochs
+
+    def _train(self, name: str, schedule: Schedule, worlds: slice) -> StackedAdapters:
+        """The adapters of one group: read if an earlier run finished them, trained otherwise."""
+        finished = self._work / f"{name}.safetensors"
+        if finished.is_file():
+            self._progress.advance(self._num_targets(schedule, worlds))
+            return read_adapters(finished, self._request.lora.alpha)
+        checkpoint = Checkpoint(self._work / f"{name}.checkpoint")
+        trained: TrainedWorlds = self._trainer.train(schedule, worlds, checkpoint, self._progress.advance)
+        write_adapters(finished, trained.adapters)
+        checkpoint.path.unlink(missing_ok=True)
+        return trained.adapters
+
+
+def concatenated(parts: list[StackedAdapters]) -> StackedAdapters:
+    """Join adapters of consecutive worlds."""
+    first = parts[0]
+    return StackedAdapters(
+        {path: torch.cat([part.down[path] for part in parts]) for path in first.down},
+        {path: torch.cat([part.up[path] for part in parts]) for path in first.up},
+        first.alpha,
+    )
+
+
+def _check_output(out: Path, resume: bool) -> None:
+    if not out.exists():
+        return
+    half_built = (out / "training" / "request.json").is_file()
+    if (out / MANIFEST_NAME).is_file():
+        raise OutputExistsError(f"{out} already holds a finished run; choose another --out")
+    if half_built and not resume:
+        raise OutputExistsError(f"{out} holds an unfinished run; add --resume to finish it, or choose another --out")
+    if not half_built and (not out.is_dir() or any(out.iterdir())):
+        raise OutputExistsError(f"{out} exists and is not an unfinished run; choose another --out")
+
+
+def _record_hashes(corpus: Corpus) -> NDArray[np.uint8]:
+    digests = [hashlib.sha256(record.text.encode()).digest() for record in corpus.records]
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, hashlib.sha256().digest_size)
+
+
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> set[str]:
+    """Names of the settings in which two requests differ, one level deep."""
+    names = set()
+    for key in first.keys() | second.keys():
+        a, b = first.get(key), second.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            names |= {f"{key}.{name}" for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
+        elif a != b:
+            names.add(key)
+    return names

@@ -1,0 +1,182 @@
+"""A run directory: m worlds' adapters over one base, who is in which world, and the manifest that vouches for both.
+
+    manifest.json        what the run is, and the SHA-256 of every file below; written last, so a run has it or is not
+    membership.npz       membership bool[units, m], unit_of_record int64[records], record_hashes uint8[records, 32]
+    worlds.safetensors   for each adapted module `PATH.lora_A` [m, r, in] and `PATH.lora_B` [m, out, r]
+    full.safetensors     the same with m = 1: one adapter on all records, the ceiling without privacy
+    training/            what an interrupted build resumes from
+    deployment.sealed    the secret, posterior and account, once text has been generated
+
+Opening a run verifies every hash.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from reticent._files import atomic_write, atomic_write_bytes, sha256_of_file
+from reticent.adaptation.checkpoint import save_tensors
+from reticent.ensemble.adapters import StackedAdapters
+from reticent.ensemble.engine import Engine
+from reticent.ensemble.forward import batched_decoder
+from reticent.errors import RunDirectoryError
+from reticent.models import BaseModel, resolve_base_model
+from reticent.worlds.manifest import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    Manifest,
+    check_files,
+    package_versions,
+    read_manifest,
+)
+
+WORLDS_NAME = "worlds.safetensors"
+FULL_NAME = "full.safetensors"
+MEMBERSHIP_NAME = "membership.npz"
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who is in which world.
+
+    Attributes:
+        members: bool[num_units, m].
+        unit_of_record: int64[num_records].
+        record_hashes: SHA-256 of each record's text, uint8[num_records, 32].
+    """
+
+    members: NDArray[np.bool_]
+    unit_of_record: NDArray[np.int64]
+    record_hashes: NDArray[np.uint8]
+
+    @property
+    def record_members(self) -> NDArray[np.bool_]:
+        """Record-world membership, bool[num_records, m]."""
+        return self.members[self.unit_of_record]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A finished, verified run."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: Path) -> "RunDirectory":
+        """Open a run and verify the hash of each of its files.
+
+        Raises:
+            RunDirectoryError: it is missing, half-built, damaged or of a newer schema.
+        """
+        manifest = read_manifest(folder)
+        check_files(folder, manifest)
+        return cls(folder, manifest)
+
+    @property
+    def run_id(self) -> str:
+        """SHA-256 of the manifest, which names every other file by hash."""
+        return sha256_of_file(self.folder / MANIFEST_NAME)
+
+    def worlds(self) -> StackedAdapters:
+        """The adapters of all worlds, in the type they were trained in."""
+        return read_adapters(self.folder / WORLDS_NAME, self.manifest.lora.alpha)
+
+    def full(self) -> StackedAdapters:
+        """The adapter trained on all records.
+
+        Raises:
+            RunDirectoryError: the run was imported without one.
+        """
+        if FULL_NAME not in self.manifest.files:
+            raise RunDirectoryError(f"{self.folder} has no adapter on all records; it was imported without one")
+        return read_adapters(self.folder / FULL_NAME, self.manifest.lora.alpha)
+
+    def membership(self) -> Membership:
+        """Who is in which world.
+
+        Raises:
+            RunDirectoryError: the run was imported without its membership.
+        """
+        if MEMBERSHIP_NAME not in self.manifest.files:
+            raise RunDirectoryError(f"{self.folder} does not say who is in which world; it was imported without")
+        with np.load(self.folder / MEMBERSHIP_NAME) as arrays:
+            return Membership(arrays["members"], arrays["unit_of_record"], arrays["record_hashes"])
+
+    def base(self, name: str | None = None) -> BaseModel:
+        """The base model of this run, found under its recorded name or another, and verified by content.
+
+        Raises:
+            ModelError: no such base is at hand.
+            RunDirectoryError: what is found there is another base or another tokenizer.
+        """
+        recorded = self.manifest.base
+        base = resolve_base_model(name or recorded.name)
+        for what, found, expected in (
+            ("weights", base.content_hash, recorded.content_hash),
+            ("tokenizer", base.tokenizer_hash, recorded.tokenizer_hash),
+        ):
+            if found != expected:
+                raise RunDirectoryError(
+                    f"{self.folder} was built on another base: the {what} of {base.name!r} have SHA-256 {found}, "
+                    f"the run needs {expected}; name the right base with --model"
+                )
+        return base
+
+    def engine(self, base: BaseModel, dtype: torch.dtype | None = None, device: str = "cpu") -> Engine:
+        """The ensemble of the public model and all worlds; computes in the training type unless told otherwise."""
+        trained_in = self.manifest.training.dtype if self.manifest.training else "float32"
+        model = base.load(dtype or getattr(torch, trained_in)).to(device)
+        return Engine(batched_decoder(model), self.worlds())
+
+
+def read_adapters(path: Path, alpha: float) -> StackedAdapters:
+    """Read stacked adapters from a safetensors file of a run directory."""
+    tensors = safetensors.torch.load_file(path)
+    down = {name.removesuffix(".lora_A"): tensor for name, tensor in tensors.items() if name.endswith(".lora_A")}
+    up = {name.removesuffix(".lora_B"): tensor for name, tensor in tensors.items() if name.endswith(".lora_B")}
+    return StackedAdapters(down, up, alpha)
+
+
+def write_adapters(path: Path, adapters: StackedAdapters) -> None:
+    """Write stacked adapters as a run directory keeps them, durably."""
+    tensors = {f"{name}.lora_A": tensor.contiguous() for name, tensor in adapters.down.items()}
+    tensors |= {f"{name}.lora_B": tensor.contiguous() for name, tensor in adapters.up.items()}
+    save_tensors(path, tensors)
+
+
+def write_membership(path: Path, membership: Membership) -> None:
+    """Write who is in which world, durably."""
+
+    def write(scratch: Path) -> None:
+        with scratch.open("wb") as file:
+            np.savez_compressed(
+                file,
+                members=membership.members,
+                unit_of_record=membership.unit_of_record,
+                record_hashes=membership.record_hashes,
+            )
+
+    atomic_write(path, write)
+
+
+def write_manifest(folder: Path, **content: Any) -> Manifest:
+    """Hash the files of a run and write its manifest, which makes the run complete."""
+    names = [name for name in (MEMBERSHIP_NAME, WORLDS_NAME, FULL_NAME) if (folder / name).is_file()]
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=package_versions(),
+        files={name: sha256_of_file(folder / name) for name in names},
+        **content,
+    )
+    text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+    atomic_write_bytes(folder / MANIFEST_NAME, text.encode())
+    return manifest

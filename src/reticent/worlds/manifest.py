@@ -1,0 +1,111 @@
+"""What a run directory says about itself: `manifest.json`, its schema and its checks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from reticent._files import sha256_of_file
+from reticent.adaptation.settings import LoraSettings, TrainingSettings
+from reticent.errors import RunDirectoryError
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BaseRecord(_Record):
+    """The base model that the adapters sit on."""
+
+    name: str
+    class_name: str
+    content_hash: str
+    tokenizer_hash: str
+
+
+class CorpusRecord(_Record):
+    """The private corpus, by count and hash alone."""
+
+    num_records: int
+    num_units: int
+    num_merged_units: int
+    num_truncated: int
+    num_skipped_blank: int
+    num_tokens: int
+    corpus_hash: str
+    units_hash: str
+
+
+class Manifest(_Record):
+    """Everything needed to tell what a run is, and the hashes of its files.
+
+    `corpus`, `training` and `membership_seed` are absent from a run imported from PEFT folders.
+    """
+
+    schema_version: int
+    created: str
+    num_worlds: int
+    base: BaseRecord
+    lora: LoraSettings
+    corpus: CorpusRecord | None = None
+    training: TrainingSettings | None = None
+    membership_seed: int | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    files: dict[str, str]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a finished run.
+
+    Raises:
+        RunDirectoryError: there is none, the run is half-built, its schema is newer, or its content is not valid.
+    """
+    path = folder / MANIFEST_NAME
+    if not folder.is_dir():
+        raise RunDirectoryError(f"{folder} does not exist; build a run with `reticent worlds build`")
+    if not path.is_file():
+        if (folder / "training").is_dir():
+            raise RunDirectoryError(
+                f"{folder} is half-built; finish it with the command that began it and --resume, or delete it"
+            )
+        raise RunDirectoryError(f"{folder} is not a run directory: it has no {MANIFEST_NAME}")
+    try:
+        content: Any = json.loads(path.read_text("utf-8"))
+        version = content["schema_version"]
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise RunDirectoryError(
+                f"{path} has schema {version} and this version reads up to {SCHEMA_VERSION}; upgrade reticent"
+            )
+        return Manifest.model_validate(content)
+    except (ValidationError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunDirectoryError(f"{path} is damaged ({reason}); restore it from a backup or build again") from None
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Compare every file with the hash that the manifest has for it.
+
+    Raises:
+        RunDirectoryError: a file is missing or different; the message names both hashes.
+    """
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise RunDirectoryError(f"{path} is missing; restore it from a backup or build again")
+        found = sha256_of_file(path)
+        if found != expected:
+            raise RunDirectoryError(
+                f"{path} is not the file that was built: its SHA-256 is {found}, the manifest says {expected}"
+            )
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what takes part in building a run."""
+    from importlib.metadata import version
+
+    names = ("reticent", "torch", "transformers", "peft", "numpy", "scipy", "safetensors")
+    return {name: version(name) for name in names}

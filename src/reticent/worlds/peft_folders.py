@@ -1,0 +1,179 @@
+"""Exchange with PEFT: export one world as a folder PEFT loads, import m such folders as a run."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from reticent import _validate
+from reticent._files import atomic_write_bytes
+from reticent.adaptation.checkpoint import save_tensors
+from reticent.adaptation.settings import LoraSettings
+from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer
+from reticent.ensemble.forward import batched_decoder
+from reticent.errors import InvalidValueError, OutputExistsError, RunDirectoryError, StorageError
+from reticent.models import resolve_base_model
+from reticent.worlds.collection import (
+    FULL_NAME,
+    MEMBERSHIP_NAME,
+    WORLDS_NAME,
+    Membership,
+    RunDirectory,
+    write_adapters,
+    write_manifest,
+    write_membership,
+)
+from reticent.worlds.manifest import BaseRecord
+
+_PREFIX = "base_model.model."
+_UNSUPPORTED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication")
+
+
+def export_world(run: RunDirectory, world: int | None, out: Path) -> None:
+    """Write one world's adapter, or the one on all records (`world` None), as a PEFT folder.
+
+    Raises:
+        InvalidValueError: there is no such world.
+        OutputExistsError: `out` exists.
+    """
+    from peft import LoraConfig, TaskType
+
+    adapters = run.full() if world is None else _world(run, world)
+    base = run.base()
+    architecture = batched_decoder(base.load()).architecture
+    fan_in_fan_out = {
+        module.path: module.fan_in_fan_out
+        for layer in architecture.layers
+        for group in layer.groups
+        for module in group.modules
+    }
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=str(base.folder),
+        r=adapters.rank,
+        lora_alpha=adapters.alpha if adapters.alpha % 1 else int(adapters.alpha),
+        lora_dropout=0.0,
+        target_modules=sorted(adapters.down),
+        fan_in_fan_out=any(fan_in_fan_out[path] for path in adapters.down),
+        inference_mode=True,
+    )
+    _make_folder(out)
+    config.save_pretrained(out)
+    tensors = {f"{_PREFIX}{path}.lora_A.weight": tensor[0].contiguous() for path, tensor in adapters.down.items()}
+    tensors |= {f"{_PREFIX}{path}.lora_B.weight": tensor[0].contiguous() for path, tensor in adapters.up.items()}
+    save_tensors(out / "adapter_model.safetensors", tensors, {"format": "pt"})
+
+
+def import_worlds(
+    folders: Sequence[Path], model: str, out: Path, membership: Path | None = None, full: Path | None = None
+) -> RunDirectory:
+    """Make a run from m PEFT LoRA folders, world j from the j-th.
+
+    Args:
+        folders: an even number of PEFT folders with the same rank, alpha and modules.
+        model: the base they sit on.
+        out: the run directory to make.
+        membership: an .npz file with `members`, bool[units, m] with m/2 true a row; without it the run cannot say who
+            is in which world, and a record's prior is whatever it was made to be.
+        full: a PEFT folder with an adapter on all records.
+
+    Raises:
+        InvalidValueError: an odd number of folders, or a membership of another shape.
+        RunDirectoryError: a folder is not a plain LoRA adapter, or differs from the first, or does not fit the base.
+    """
+    _validate.num_worlds(len(folders))
+    base = resolve_base_model(model)
+    architecture = batched_decoder(base.load()).architecture
+    read = [_read_folder(folder) for folder in folders]
+    worlds = _stacked(folders, read)
+    first_adapted_layer(architecture, worlds.down)
+    members = None if membership is None else _read_membership(membership, len(folders))
+    _make_folder(out)
+    write_adapters(out / WORLDS_NAME, worlds)
+    if full is not None:
+        write_adapters(out / FULL_NAME, _stacked([folders[0], full], [read[0], _read_folder(full)]).one(1))
+    if members is not None:
+        write_membership(out / MEMBERSHIP_NAME, members)
+    write_manifest(
+        out,
+        num_worlds=len(folders),
+        base=BaseRecord(
+            name=base.name,
+            class_name=architecture.class_name,
+            content_hash=base.content_hash,
+            tokenizer_hash=base.tokenizer_hash,
+        ),
+        lora=LoraSettings(
+            rank=worlds.rank,
+            alpha=worlds.alpha,
+            target_modules=tuple(sorted({path.rpartition(".")[2] for path in worlds.down})),
+        ),
+    )
+    atomic_write_bytes(out / "imported.json", json.dumps([str(folder) for folder in folders], indent=2).encode())
+    return RunDirectory.open(out)
+
+
+def _world(run: RunDirectory, world: int) -> StackedAdapters:
+    _validate.integer_in_range("world", world, 0, run.manifest.num_worlds - 1)
+    return run.worlds().one(world)
+
+
+def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        tensors = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise RunDirectoryError(
+            f"{folder} is not a PEFT folder with adapter_config.json and adapter_model.safetensors: {error}"
+        ) from None
+    if config.get("peft_type") != "LORA":
+        raise RunDirectoryError(f"{folder} holds a {config.get('peft_type')} adapter; only LORA can be imported")
+    used = [name for name in _UNSUPPORTED if config.get(name)] + (["bias"] if config.get("bias") != "none" else [])
+    if used:
+        raise RunDirectoryError(f"{folder} uses {', '.join(used)}, which stacked worlds do not have")
+    return config, tensors
+
+
+def _stacked(
+    folders: Sequence[Path], read: Sequence[tuple[dict[str, Any], dict[str, torch.Tensor]]]
+) -> StackedAdapters:
+    (first_config, first), *others = read
+    for folder, (config, tensors) in zip(folders[1:], others, strict=True):
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if config["lora_alpha"] != first_config["lora_alpha"] or shapes != {n: t.shape for n, t in first.items()}:
+            raise RunDirectoryError(f"{folder} differs from {folders[0]} in rank, alpha or modules")
+    down: dict[str, torch.Tensor] = {}
+    up: dict[str, torch.Tensor] = {}
+    for name in first:
+        path, _, kind = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
+        if kind not in ("lora_A", "lora_B"):
+            raise RunDirectoryError(f"{folders[0]} holds {name}, which is no part of a plain LoRA adapter")
+        (down if kind == "lora_A" else up)[path] = torch.stack([tensors[name] for _, tensors in read])
+    return StackedAdapters(down, up, float(first_config["lora_alpha"]))
+
+
+def _read_membership(path: Path, num_worlds: int) -> Membership:
+    try:
+        with np.load(path) as arrays:
+            members = arrays["members"].astype(np.bool_)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidValueError(f"membership {path}: {error}; give an .npz file with `members`") from None
+    if members.ndim != 2 or members.shape[1] != num_worlds or (members.sum(1) * 2 != num_worlds).any():
+        raise InvalidValueError(
+            f"membership {path}: `members` must be [units, {num_worlds}] with {num_worlds // 2} true in every row"
+        )
+    return Membership(members, np.arange(len(members)), np.zeros((len(members), 32), dtype=np.uint8))
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True)
+    except FileExistsError:
+        raise OutputExistsError(f"{out} exists; choose another folder") from None
+    except OSError as error:
+        raise StorageError(f"cannot make {out}: {error.strerror}") from error
