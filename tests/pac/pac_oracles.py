@@ -27,11 +27,10 @@ def vector_information(masses, positions, noise_variances):
             continue
         shift = means - mean
         log_ratio = grid @ shift.T - 0.5 * (shift**2).sum(axis=1)
-        if log_ratio.max() < 0.5:
-            mixture = np.log1p(np.expm1(log_ratio) @ masses)
-        else:
-            with np.errstate(divide="ignore"):
-                mixture = logsumexp(log_ratio + np.log(masses), axis=1)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            excess = np.expm1(log_ratio) @ masses
+            precise, general = np.log1p(excess), logsumexp(log_ratio + np.log(masses), axis=1)
+        mixture = np.where(np.abs(excess) < 0.5, precise, general)
         information -= mass * float(weight @ mixture)
     return information
 
