@@ -87,6 +87,13 @@ def _noise(calibration):
     return calibration.directions, calibration.noise_variances
 
 
+@pytest.mark.parametrize("light", [1e-17, 1e-20, 1e-300, 0.0])
+def test_the_least_noise_is_floored_relative_to_the_largest(light):
+    calibration = calibrate(np.array([0.5, 0.5, light]), 2.0**-32)
+    assert calibration.variances.min() == pytest.approx(2.0**-52 * calibration.variances.max(), rel=1e-12)
+    assert calibration.noise_variances.min() == pytest.approx(2.0**-26 * calibration.noise_variances.max(), rel=1e-12)
+
+
 def test_a_dropped_direction_is_visible_to_the_exact_charge():
     """The check above can fail: without noise along the smallest direction the exact charge explodes."""
     calibration = calibrate(np.array([0.5, 0.5 - 1e-10, 1e-10]), 2.0**-32)

@@ -61,9 +61,11 @@ def test_unanimity_draws_nothing_updates_nothing_and_costs_the_same():
 def test_a_world_of_negligible_or_no_mass_still_breaks_unanimity(secret):
     for light in (1e-300, 0.0):
         weights = np.array([0.5, 0.5, 0.0, light])
+        noise = FixedNormals(0.7)
         with np.errstate(divide="ignore"):
-            curator, _ = _curator(4, secret=secret, weights=weights, noise=FixedNormals(0.7))
+            curator, _ = _curator(4, secret=secret, weights=weights, noise=noise)
         assert _release(curator, [1, 1, 1, 2]).num_active == 2
+        assert noise.drawn == 1
         assert curator.state.dissenting_steps == 1
         assert not np.isnan(curator.state.log_posterior).any()
         if light == 0.0:
