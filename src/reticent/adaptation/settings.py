@@ -8,6 +8,13 @@ from reticent.ensemble.adapters import ATTENTION_MODULES
 
 DTypeName = Literal["float32", "bfloat16"]
 
+_TOKENS_AT_ONCE = 4096
+
+
+def worlds_that_fit(batch_size: int, max_tokens: int) -> int:
+    """How many worlds a batched pass takes so that it holds about 4,096 tokens: enough to keep matrix products busy."""
+    return max(1, _TOKENS_AT_ONCE // (batch_size * max_tokens))
+
 
 class LoraSettings(BaseModel):
     """Shape and place of every world's LoRA adapter (arXiv 2106.09685).

@@ -21,7 +21,7 @@ import typer
 from typer.exceptions import TyperException
 
 from reticent import __version__
-from reticent.cli import plan, state
+from reticent.cli import demo, generate, plan, state, worlds
 from reticent.errors import InterruptedRunError, ReticentError
 
 app = typer.Typer(
@@ -31,6 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("demo")(demo.demo)
+app.add_typer(worlds.app, name="worlds")
+app.command("generate")(generate.generate)
 app.command("plan")(plan.plan)
 app.add_typer(state.app, name="state")
 

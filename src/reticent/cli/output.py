@@ -17,13 +17,16 @@ console = Console()
 notes = Console(stderr=True)
 
 
-def parse_budget(text: str) -> float:
-    """Read a budget in nats: a decimal, `1e-9`, or a power such as `2^-32`. For `typer.Option(parser=...)`."""
+def parse_budget(text: str | float) -> float:
+    """Read a budget in nats: a decimal, `1e-9`, or a power such as `2^-32`. For `typer.Option(parser=...)`.
+
+    Typer passes an option's default through as well, which is a number already.
+    """
     from reticent.errors import InvalidValueError
     from reticent.pac.accounting import parse_nats
 
     try:
-        return parse_nats(text)
+        return parse_nats(text) if isinstance(text, str) else text
     except InvalidValueError as error:
         # Typer replaces the message of a plain ValueError by the bare value.
         raise typer.BadParameter(str(error)) from error

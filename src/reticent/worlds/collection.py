@@ -80,11 +80,6 @@ class RunDirectory:
         check_files(folder, manifest)
         return cls(folder, manifest)
 
-    @property
-    def run_id(self) -> str:
-        """SHA-256 of the manifest, which names every other file by hash."""
-        return sha256_of_file(self.folder / MANIFEST_NAME)
-
     def worlds(self) -> StackedAdapters:
         """The adapters of all worlds, in the type they were trained in."""
         return read_adapters(self.folder / WORLDS_NAME, self.manifest.lora.alpha)

@@ -1,0 +1,109 @@
+"""`reticent demo`: the whole way on synthetic clinic letters, with the packaged model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.rule import Rule
+
+from reticent.cli import generate as generating
+from reticent.cli import plan as planning
+from reticent.cli import worlds as building
+from reticent.cli.output import console
+from reticent.decoding.votes import Decoder
+
+if TYPE_CHECKING:
+    from reticent.ensemble.engine import Engine
+
+PROMPT = "Dear Dr"
+_SEED = 7
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where letters and run go; kept, and used again next time.")] = Path(
+        "demo-run"
+    ),
+    letters: Annotated[int, typer.Option(help="How many letters to invent.")] = 96,
+    worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 32,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 48,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")] = PROMPT,
+) -> None:
+    """Adapt the packaged model on invented clinic letters as overlapping worlds, and generate privately from it."""
+    corpus, run = out / "letters.jsonl", out / "run"
+    _chapter("1. A private corpus")
+    _write_letters(corpus, out / "ground-truth.jsonl", letters)
+    _chapter(f"2. {worlds} overlapping worlds, one adapter each, over one frozen public model")
+    if (run / "manifest.json").is_file():
+        console.print(f"{run} is there already; delete {out} to start over", highlight=False)
+        building.show(run)
+    else:
+        building.build(
+            corpus,
+            run,
+            worlds=worlds,
+            unit_key="patient",
+            max_tokens=96,
+            learning_rate=1e-3,
+            adapt_layers="top:12",
+            dtype=building.DType.BFLOAT16,
+            resume=(run / "training").is_dir(),
+        )
+    _chapter("3. What the public model alone writes")
+    _show_public_text(run, prompt, max_tokens)
+    for number, decoder in ((4, Decoder.GUMBEL), (5, Decoder.GREEDY)):
+        _chapter(f"{number}. Private tokens, {decoder.value} votes, at most 2^-32 nats each")
+        console.print(f"{prompt!r} goes on:", style="dim", highlight=False)
+        generating.generate(run, prompt, max_tokens, decoder=decoder)
+    _chapter("6. What a million such tokens would tell")
+    planning.plan(tokens=1_000_000, step_budget=2.0**-32, worlds=worlds)
+    console.print(
+        f'\nThe run is in {run}. Go on with:  reticent generate {run} --prompt "Dear Dr"\n'
+        "What the bound covers, and what it does not: docs/guarantee.md",
+        highlight=False,
+    )
+
+
+def _chapter(title: str) -> None:
+    console.print()
+    console.print(Rule(title, align="left"))
+
+
+def _write_letters(corpus: Path, truth: Path, count: int) -> None:
+    from reticent.demo.letters import write_letters
+
+    if corpus.is_file():
+        console.print(f"{corpus} is there already", highlight=False)
+        return
+    corpus.parent.mkdir(parents=True, exist_ok=True)
+    written = write_letters(corpus, count, _SEED, truth_path=truth)
+    canaries = sum(len(letter.canaries) for letter in written)
+    patients = len({letter.patient for letter in written})
+    console.print(
+        f"{len(written)} invented letters about {patients} patients, {canaries} planted secrets; for example:\n",
+        highlight=False,
+    )
+    console.print(written[0].text, style="dim", highlight=False, markup=False)
+
+
+def _show_public_text(run: Path, prompt: str, max_tokens: int) -> None:
+    import torch
+
+    from reticent.adaptation.texts import encode_prompt
+    from reticent.worlds.collection import RunDirectory
+
+    opened = RunDirectory.open(run)
+    base = opened.base()
+    tokenizer = base.load_tokenizer()
+    tokens = _most_likely_tokens(opened.engine(base, torch.bfloat16), encode_prompt(tokenizer, prompt), max_tokens)
+    console.print(f"{prompt!r} goes on:", style="dim", highlight=False)
+    console.print(tokenizer.decode(tokens, skip_special_tokens=True), highlight=False, markup=False)
+
+
+def _most_likely_tokens(engine: "Engine", prompt: list[int], count: int) -> list[int]:
+    """What the public model, row 0 of the ensemble, continues a prompt with when it always takes its first choice."""
+    context = engine.open(prompt)
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(int(engine.public_logits(context).argmax()))
+        engine.extend([context], tokens[-1:])
+    return tokens

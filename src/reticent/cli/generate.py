@@ -1,0 +1,165 @@
+"""`reticent generate`: PAC-private text from a run."""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reticent.cli.deployment import open_deployment
+from reticent.cli.output import console, facts, format_nats, parse_budget, percent_at_most, print_json
+from reticent.cli.worlds import DType
+from reticent.decoding.votes import Decoder
+from reticent.errors import BudgetExhaustedError
+
+if TYPE_CHECKING:
+    from reticent.decoding.decoder import GeneratedToken
+    from reticent.pac.curator import Curator
+
+
+@dataclass
+class Generation:
+    """What one call released, and when: `stamps` has the start and then one time a token, in seconds."""
+
+    text: str = ""
+    tokens: int = 0
+    dissenting_steps: int = 0
+    stopped_by: str = "length"
+    stamps: list[float] = field(default_factory=lambda: [time.perf_counter()])
+
+    @property
+    def milliseconds_to_first_token(self) -> float | None:
+        """From the start, reading the prompt included; None without a token."""
+        return 1000 * (self.stamps[1] - self.stamps[0]) if self.tokens else None
+
+    @property
+    def milliseconds_per_token(self) -> float | None:
+        """Mean time between tokens; for a single token the time to it, None without one."""
+        if self.tokens < 2:
+            return self.milliseconds_to_first_token
+        return 1000 * (self.stamps[-1] - self.stamps[1]) / (self.tokens - 1)
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue; empty starts a new text.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Release at most this many tokens.")] = 64,
+    step_budget: Annotated[
+        float, typer.Option(parser=parse_budget, metavar="NATS", help="Charge per token: 2^-32, 1e-9 or a decimal.")
+    ] = 2.0**-32,
+    total_budget: Annotated[
+        float | None,
+        typer.Option(parser=parse_budget, metavar="NATS", help="Cap over the deployment's life, set at its first use."),
+    ] = None,
+    decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
+    temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0,
+    candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes the public coins, never the secret or the noise. Fresh unless given.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None,
+    dtype: Annotated[DType | None, typer.Option(help="Type to compute in; as trained unless given.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, …")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+) -> None:
+    """Continue a prompt. Every released token is charged, and the charge is durable before the token is shown.
+
+    The first call draws the deployment's secret world; later calls go on with the same secret, posterior and account.
+    """
+    import torch
+
+    from reticent.adaptation.texts import encode_prompt
+    from reticent.decoding.decoder import generate as release_tokens
+    from reticent.decoding.votes import DecodingSettings
+    from reticent.randomness import PublicCoins
+    from reticent.worlds.collection import RunDirectory
+
+    settings = DecodingSettings(decoder, step_budget, temperature, candidates)
+    opened = RunDirectory.open(run)
+    base = opened.base(model)
+    tokenizer = base.load_tokenizer()
+    prompt_tokens = encode_prompt(tokenizer, prompt)
+    engine = opened.engine(base, getattr(torch, dtype.value) if dtype else None, device)
+    with open_deployment(run, opened.manifest.num_worlds, total_budget) as curator:
+        spent_before = curator.account.spent_units
+        request = f"cli-{curator.state.tokens_released}"
+        coins = PublicCoins.fresh() if seed is None else PublicCoins.from_seed(seed, 0)
+        stop = {tokenizer.eos_token_id} - {None}
+        tokens = release_tokens(engine, prompt_tokens, settings, curator, coins, request, max_tokens, stop)
+        generation, exhausted = Generation(), None
+        try:
+            for piece in _pieces(tokens, tokenizer, stop, generation):
+                if not as_json:
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+        except BudgetExhaustedError as error:
+            exhausted, generation.stopped_by = error, "budget"
+        spent = curator.account.spent_units - spent_before
+        _report(generation, spent, curator, coins.key if decoder is Decoder.GUMBEL else None, as_json)
+    if exhausted is not None:
+        raise exhausted
+
+
+def _pieces(
+    tokens: "Iterator[GeneratedToken]", tokenizer: Any, stop: set[int], generation: Generation
+) -> Iterator[str]:
+    """Text as it comes; keeps count in `generation`."""
+    from reticent.decoding.text import TextStream
+
+    stream = TextStream(lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    for token in tokens:
+        generation.stamps.append(time.perf_counter())
+        generation.tokens += 1
+        generation.dissenting_steps += token.num_active > 1
+        if token.token in stop:
+            generation.stopped_by = "end of text"
+            break
+        piece = stream.push(token.token)
+        generation.text += piece
+        yield piece
+    rest = stream.finish()
+    generation.text += rest
+    yield rest
+
+
+def _report(
+    generation: Generation, spent_units: int, curator: "Curator", coin_key: bytes | None, as_json: bool
+) -> None:
+    from reticent.pac.accounting import units_to_nats
+
+    total = units_to_nats(curator.account.spent_units)
+    if as_json:
+        print_json(
+            {
+                "text": generation.text,
+                "tokens": generation.tokens,
+                "dissenting_steps": generation.dissenting_steps,
+                "nats_charged": units_to_nats(spent_units),
+                "membership_success": curator.membership_success,
+                "world_success": curator.world_success,
+                "milliseconds_per_token": generation.milliseconds_per_token,
+                "milliseconds_to_first_token": generation.milliseconds_to_first_token,
+                "nats_charged_in_all": total,
+                "stopped_by": generation.stopped_by,
+                "coin_key": None if coin_key is None else coin_key.hex(),
+            }
+        )
+        return
+    sys.stdout.write("\n\n")
+    pace = generation.milliseconds_per_token
+    console.print(
+        facts(
+            {
+                "tokens released": f"{generation.tokens} (stopped by {generation.stopped_by})",
+                "dissenting steps": f"{generation.dissenting_steps}",
+                "charged": format_nats(units_to_nats(spent_units)),
+                "charged in all": format_nats(total),
+                "membership success": f"at most {percent_at_most(curator.membership_success)}",
+                "world identification": f"at most {percent_at_most(curator.world_success)}, m = {curator.num_worlds}",
+                "time per token": "-" if pace is None else f"{pace:.1f} ms",
+            }
+        )
+    )

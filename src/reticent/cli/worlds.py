@@ -1,0 +1,192 @@
+"""`reticent worlds`: build, show, verify, export and import run directories."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from reticent.cli.output import console, facts, notes, print_json
+from reticent.errors import InterruptedRunError, InvalidValueError
+
+if TYPE_CHECKING:
+    from reticent.worlds.manifest import Manifest
+
+app = typer.Typer(help="Overlapping worlds: one adapter each over one frozen base.")
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
+BaseName = Annotated[str, typer.Option("--model", help="Base model: smollm2-135m, a folder, a .gguf file or a hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+class DType(StrEnum):
+    """Types to compute in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@app.command("build")
+def build(
+    corpus: Annotated[
+        Path, typer.Argument(metavar="CORPUS", help="JSONL, CSV, Parquet or text, also .gz; or a folder of texts.")
+    ],
+    out: Annotated[Path, typer.Option(help="The run directory to make.")],
+    model: BaseName = "smollm2-135m",
+    worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 128,
+    text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
+    unit_key: Annotated[
+        str | None, typer.Option(help="Key that names a record's owner; an owner's records travel together.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256,
+    epochs: Annotated[int, typer.Option(help="Passes over each world's records.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Records of a world per step, about.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-4,
+    rank: Annotated[int, typer.Option(help="LoRA rank.")] = 8,
+    alpha: Annotated[float | None, typer.Option(help="LoRA alpha; twice the rank unless given.")] = None,
+    target_modules: Annotated[
+        str, typer.Option(help="Comma-separated module names, or `attention`, or `all-linear`.")
+    ] = "attention",
+    adapt_layers: Annotated[
+        str, typer.Option(metavar="all|top:K", help="Adapt all blocks, or the last K: faster to train and serve.")
+    ] = "all",
+    dtype: Annotated[DType, typer.Option(help="Type to compute in.")] = DType.FLOAT32,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, …")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Public seed of record order and initial adapters.")] = 0,
+    membership_seed: Annotated[int, typer.Option(help="Public seed that assigns units to worlds.")] = 0,
+    worlds_at_once: Annotated[
+        int | None, typer.Option(help="Worlds trained in one batched pass; bounds memory. Chosen to fit unless given.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted build.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Adapt the base on a private corpus as m overlapping worlds, all trained together, plus one on all records."""
+    from pydantic import ValidationError
+
+    from reticent.adaptation.settings import LoraSettings, TrainingSettings, worlds_that_fit
+    from reticent.cli.progress import WorkProgress
+    from reticent.worlds.building import BuildRequest, build_run
+
+    try:
+        lora = LoraSettings(
+            rank=rank,
+            alpha=2.0 * rank if alpha is None else alpha,
+            target_modules=tuple(name.strip() for name in target_modules.split(",") if name.strip()),
+            num_top_layers=_top_layers(adapt_layers),
+        )
+        training = TrainingSettings(
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            max_tokens=max_tokens,
+            seed=seed,
+            dtype=dtype.value,
+            worlds_at_once=worlds_at_once or worlds_that_fit(batch_size, max_tokens),
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise InvalidValueError(f"{problem['loc'][0]}: {problem['msg']}, got {problem['input']!r}") from None
+    request = BuildRequest(
+        corpus, model, out, worlds, lora, training, text_key, unit_key, limit, membership_seed, device
+    )
+    try:
+        with WorkProgress() as progress:
+            run = build_run(request, progress, resume=resume)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"the same command with --resume goes on from here ({out})") from None
+    _print_manifest(out, run.manifest, as_json)
+
+
+@app.command("show")
+def show(run: RunFolder, as_json: AsJson = False) -> None:
+    """What a run is: base, corpus by count and hash, adapters, training. Verifies nothing but the manifest."""
+    from reticent.worlds.manifest import read_manifest
+
+    _print_manifest(run, read_manifest(run), as_json)
+
+
+@app.command("verify")
+def verify(
+    run: RunFolder,
+    base: Annotated[bool, typer.Option("--base/--no-base", help="Also verify that the base model is at hand.")] = True,
+    model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every file of a run, and its base model, with the hashes in the manifest."""
+    from reticent.worlds.collection import RunDirectory
+
+    opened = RunDirectory.open(run)
+    if base:
+        opened.base(model)
+    if as_json:
+        print_json({"run": str(run), "verified": sorted(opened.manifest.files), "base_verified": base})
+        return
+    checked = [*sorted(opened.manifest.files), *(["base model"] if base else [])]
+    console.print(f"{run}: {', '.join(checked)} are as built", highlight=False)
+
+
+@app.command("export")
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="The PEFT folder to make.")],
+    world: Annotated[int | None, typer.Option(help="Which world, from 0.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="The adapter trained on all records instead.")] = False,
+) -> None:
+    """Write one world's adapter as a folder that PEFT loads."""
+    from reticent.worlds.collection import RunDirectory
+    from reticent.worlds.peft_folders import export_world
+
+    if (world is None) != full:
+        raise InvalidValueError("give either --world J or --full")
+    export_world(RunDirectory.open(run), world, out)
+    notes.print(f"wrote {out}", highlight=False)
+
+
+@app.command("import")
+def import_(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="m PEFT folders, world 0 first.")],
+    out: Annotated[Path, typer.Option(help="The run directory to make.")],
+    model: BaseName = "smollm2-135m",
+    membership: Annotated[
+        Path | None, typer.Option(help=".npz with `members`, bool [units, m]; who is in which world.")
+    ] = None,
+    full: Annotated[Path | None, typer.Option(help="PEFT folder of an adapter on all records.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run from LoRA adapters trained elsewhere."""
+    from reticent.worlds.peft_folders import import_worlds
+
+    run = import_worlds(folders, model, out, membership, full)
+    _print_manifest(out, run.manifest, as_json)
+
+
+def _top_layers(text: str) -> int | None:
+    if text == "all":
+        return None
+    kind, _, count = text.partition(":")
+    if kind != "top" or not count.isdecimal():
+        raise InvalidValueError(f"adapt-layers must be `all` or `top:K`, got {text!r}")
+    return int(count)
+
+
+def _print_manifest(folder: Path, manifest: "Manifest", as_json: bool) -> None:
+    if as_json:
+        print_json(manifest.model_dump(mode="json"))
+        return
+    lora, corpus, training = manifest.lora, manifest.corpus, manifest.training
+    layers = "all blocks" if lora.num_top_layers is None else f"the last {lora.num_top_layers} blocks"
+    rows = {
+        "run": str(folder),
+        "worlds": str(manifest.num_worlds),
+        "base": f"{manifest.base.name} ({manifest.base.class_name}, {manifest.base.content_hash[:12]})",
+        "adapters": f"LoRA rank {lora.rank} on {', '.join(lora.target_modules)} of {layers}",
+    }
+    if corpus is not None:
+        rows["records"] = f"{corpus.num_records:,} in {corpus.num_units:,} units, {corpus.num_tokens:,} tokens"
+        rows["left out, cut, merged"] = (
+            f"{corpus.num_skipped_blank} blank, {corpus.num_truncated} cut, {corpus.num_merged_units} units merged"
+        )
+    if training is not None:
+        rows["training"] = f"{training.epochs} epoch(s), learning rate {training.learning_rate:g}, {training.dtype}"
+    console.print(facts(rows))
