@@ -47,7 +47,8 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Encod
     sequences: list[list[int]] = []
     num_truncated = 0
     for start in range(0, len(texts), _ENCODE_AT_ONCE):
-        for ids in tokenizer(list(texts[start : start + _ENCODE_AT_ONCE]))["input_ids"]:
+        # verbose: texts beyond the tokenizer's own limit are cut and counted here, so it need not warn of them.
+        for ids in tokenizer(list(texts[start : start + _ENCODE_AT_ONCE]), verbose=False)["input_ids"]:
             whole = ids if end is None or ids[-1:] == [end] else [*ids, end]
             num_truncated += len(whole) > max_tokens
             sequences.append(whole[:max_tokens])
@@ -66,7 +67,7 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     Raises:
         InvalidValueError: the prompt is empty and the model has no beginning-of-text token.
     """
-    ids: list[int] = tokenizer(prompt)["input_ids"]
+    ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
     if ids and ids[-1] == tokenizer.eos_token_id != tokenizer.bos_token_id:
         ids = ids[:-1]
     if ids:

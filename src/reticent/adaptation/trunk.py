@@ -52,9 +52,11 @@ class FrozenTrunk:
             self._states_ND = torch.from_file(
                 str(self._scratch), shared=True, size=math.prod(shape), dtype=architecture.dtype
             ).view(shape)
-            self._scratch.unlink()
         except OSError as error:
             raise StorageError(f"cannot keep the lower layers' activations in {self._scratch}: {error}") from error
+        finally:
+            # The mapping keeps the space for as long as it is needed; a failure gives it back at once.
+            self._scratch.unlink(missing_ok=True)
         by_length = np.argsort(self._texts.lengths, kind="stable")
         for records in _chunks_of_tokens(by_length, self._texts.lengths):
             self._compute_records(records)
