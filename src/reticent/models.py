@@ -7,18 +7,21 @@ or not at all.
 
 import hashlib
 import importlib.util
-import logging
+import io
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from reticent._files import sha256_of_file
+from reticent._files import fsync_directory, sha256_of_file
 from reticent.errors import ModelError, StorageError
 
 PACKAGED_MODEL = "smollm2-135m"
@@ -37,6 +40,8 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+_LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+"""What `transformers` raises for folders that are damaged, incomplete or of an unknown kind."""
 
 
 def cache_folder() -> Path:
@@ -77,20 +82,35 @@ class BaseModel:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except (OSError, ValueError) as error:
+            with _quiet_transformers():
+                return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except _LOADING_ERRORS as error:
             raise ModelError(
                 f"base model {self.name!r}: no tokenizer can be read from {self.folder}: {error}"
             ) from None
 
     def load(self, dtype: torch.dtype = torch.float32) -> Any:
-        """The causal language model in evaluation mode, all parameters frozen, on the host."""
+        """The causal language model in evaluation mode, all parameters frozen, on the host.
+
+        Raises:
+            ModelError: it cannot be read, or the weight files leave some of its parameters out.
+        """
         from transformers import AutoModelForCausalLM
 
         try:
-            model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, local_files_only=True)
-        except (OSError, ValueError) as error:
+            with _quiet_transformers():
+                model, found = AutoModelForCausalLM.from_pretrained(
+                    self.folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                )
+        except _LOADING_ERRORS as error:
             raise ModelError(f"base model {self.name!r} cannot be loaded from {self.folder}: {error}") from None
+        # `transformers` would fill them with random numbers and go on.
+        missing = sorted(found["missing_keys"])
+        if missing:
+            raise ModelError(
+                f"base model {self.name!r}: the weights in {self.folder} lack {len(missing)} of the parameters that "
+                f"config.json asks for, {missing[0]} among them; download or save the model again"
+            )
         return model.eval().requires_grad_(requires_grad=False)
 
 
@@ -159,9 +179,7 @@ def _converted_gguf(gguf: Path) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
         try:
             _convert_gguf(gguf, scratch)
-            # Another process may have finished first; both conversions are the same.
-            if not (target / "config.json").is_file():
-                scratch.rename(target)
+            _move_whole(scratch, target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
@@ -172,29 +190,57 @@ def _converted_gguf(gguf: Path) -> Path:
     return target
 
 
+def _move_whole(scratch: Path, target: Path) -> None:
+    """Make a finished folder durable and give it its name, unless another process was first with the same content."""
+    for path in scratch.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    fsync_directory(scratch)
+    try:
+        scratch.rename(target)
+    except OSError:
+        if not (target / "config.json").is_file():
+            raise
+    fsync_directory(target.parent)
+
+
 def _convert_gguf(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    quiet = logging.getLogger("transformers")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        quantised = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
-        )
-        # A model read from GGUF refuses to be saved; its dequantised weights move to a plain twin.
-        config = quantised.config.__class__.from_dict(
-            {k: v for k, v in quantised.config.to_dict().items() if k != "quantization_config"}
-        )
-        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        plain.load_state_dict(quantised.state_dict())
-        plain.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        with _quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            quantised = AutoModelForCausalLM.from_pretrained(
+                gguf.parent,
+                gguf_file=gguf.name,
+                dtype=torch.float32,
+                quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
+            )
+            # A model read from GGUF refuses to be saved; its dequantised weights move to a plain twin.
+            config = quantised.config.__class__.from_dict(
+                {k: v for k, v in quantised.config.to_dict().items() if k != "quantization_config"}
+            )
+            plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            plain.load_state_dict(quantised.state_dict())
+            plain.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     except (ValueError, KeyError, NotImplementedError) as error:
         raise ModelError(f"{gguf} cannot be read as a GGUF causal language model: {error}") from None
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence the progress bars and warnings of `transformers`, and put its settings back afterwards."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        # The progress bar of reading GGUF obeys no setting. Errors are exceptions and are not lost.
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
-        quiet.setLevel(level)
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
