@@ -104,13 +104,7 @@ class BaseModel:
                 )
         except _LOADING_ERRORS as error:
             raise ModelError(f"base model {self.name!r} cannot be loaded from {self.folder}: {error}") from None
-        # `transformers` would fill them with random numbers and go on.
-        missing = sorted(found["missing_keys"])
-        if missing:
-            raise ModelError(
-                f"base model {self.name!r}: the weights in {self.folder} lack {len(missing)} of the parameters that "
-                f"config.json asks for, {missing[0]} among them; download or save the model again"
-            )
+        _refuse_missing(self.name, found)
         return model.eval().requires_grad_(requires_grad=False)
 
 
@@ -135,6 +129,16 @@ def resolve_base_model(name: str) -> BaseModel:
             raise ModelError(f"base model {name!r}: the folder has no config.json, so it is not a saved model")
         return BaseModel(name, path)
     return BaseModel(name, _hub_snapshot(name))
+
+
+def _refuse_missing(name: str, loading_info: dict[str, Any]) -> None:
+    """Refuse parameters without weights: `transformers` fills them with random numbers and goes on."""
+    missing = sorted(loading_info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"base model {name!r}: the weights lack {len(missing)} of the parameters that its configuration asks for, "
+            f"{missing[0]} among them; download or save the model again"
+        )
 
 
 def _hash_files(paths: list[Path]) -> str:
@@ -210,12 +214,14 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     try:
         with _quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-            quantised = AutoModelForCausalLM.from_pretrained(
+            quantised, found = AutoModelForCausalLM.from_pretrained(
                 gguf.parent,
                 gguf_file=gguf.name,
                 dtype=torch.float32,
                 quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
+                output_loading_info=True,
             )
+            _refuse_missing(gguf.name, found)
             # A model read from GGUF refuses to be saved; its dequantised weights move to a plain twin.
             config = quantised.config.__class__.from_dict(
                 {k: v for k, v in quantised.config.to_dict().items() if k != "quantization_config"}
@@ -224,7 +230,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
             plain.load_state_dict(quantised.state_dict())
             plain.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except (ValueError, KeyError, IndexError, RuntimeError) as error:
         raise ModelError(f"{gguf} cannot be read as a GGUF causal language model: {error}") from None
 
 
