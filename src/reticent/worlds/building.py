@@ -27,7 +27,7 @@ from reticent.corpus import Corpus, Units, corpus_hash, group_units, read_corpus
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.forward import BatchedDecoder, batched_decoder
 from reticent.errors import OutputExistsError, RunDirectoryError, StorageError
-from reticent.models import BaseModel, resolve_base_model
+from reticent.models import BaseModel, resolve_base_model, usable_device
 from reticent.worlds.assignment import membership_matrix
 from reticent.worlds.collection import (
     FULL_NAME,
@@ -41,6 +41,8 @@ from reticent.worlds.collection import (
     write_membership,
 )
 from reticent.worlds.manifest import MANIFEST_NAME, BaseRecord, CorpusRecord
+
+REQUEST_NAME = "request.json"
 
 
 class BuildProgress(Protocol):
@@ -90,21 +92,19 @@ def build_run(request: BuildRequest, progress: BuildProgress, *, resume: bool = 
 
     Raises:
         CorpusError, ModelError, InvalidValueError: the request cannot be met; nothing was written.
-        OutputExistsError: the output folder exists and `resume` is not set.
-        RunDirectoryError: `resume` is set, but the folder was begun with another request.
+        OutputExistsError: the output folder exists and `resume` is not set, or it holds something else.
+        RunDirectoryError: `resume` is set, but the folder was begun or built with another request.
         StorageError: the disk is full; free some space and resume.
     """
     _validate.num_worlds(request.num_worlds)
-    if (request.out / MANIFEST_NAME).is_file() and resume:
-        progress.note(f"{request.out} is already finished")
-        return RunDirectory.open(request.out)
+    device = usable_device(request.device)
     _check_output(request.out, resume)
     corpus = read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
     units = group_units(corpus.records)
     if units.merged:
         progress.note(f"{units.merged} units merged into others because their texts are near-duplicates")
     base = resolve_base_model(request.model)
-    decoder = batched_decoder(base.load(getattr(torch, request.training.dtype)).to(request.device))
+    decoder = batched_decoder(base.load(getattr(torch, request.training.dtype)).to(device))
     max_tokens = min(request.training.max_tokens, decoder.architecture.context_length)
     texts = encode_texts(base.load_tokenizer(), [record.text for record in corpus.records], max_tokens)
     if texts.num_truncated:
@@ -152,6 +152,8 @@ class _Build:
         self._trainer = MultiWorldTrainer(decoder, texts, request.lora, request.training, self._work / "trunk.scratch")
 
     def run(self) -> RunDirectory:
+        if (self._request.out / MANIFEST_NAME).is_file():
+            return self._already_finished()
         self._begin()
         worlds_schedule = self._schedule(self._membership.record_members)
         full_schedule = self._schedule(np.ones((len(self._texts), 1), dtype=np.bool_))
@@ -173,12 +175,25 @@ class _Build:
             training=self._request.training,
             membership_seed=self._request.membership_seed,
         )
-        shutil.rmtree(self._work)
+        self._tidy()
         return RunDirectory.open(self._request.out)
 
-    def _begin(self) -> None:
-        """Make the output folder, or check that the one to resume was begun with the same request."""
-        wanted = {
+    def _already_finished(self) -> RunDirectory:
+        run = RunDirectory.open(self._request.out)
+        self._check_same(run.manifest.model_dump(mode="json", include=set(self._identity())), "built")
+        self._tidy()
+        self._progress.note(f"{run.folder} is already finished")
+        return run
+
+    def _tidy(self) -> None:
+        """Remove the working files, and what a kill left of an unfinished write."""
+        shutil.rmtree(self._work, ignore_errors=True)
+        for unfinished in self._request.out.glob(".*.tmp"):
+            unfinished.unlink(missing_ok=True)
+
+    def _identity(self) -> dict[str, Any]:
+        """All that the adapters depend on, under the names that the manifest has for it."""
+        return {
             "num_worlds": self._request.num_worlds,
             "membership_seed": self._request.membership_seed,
             "base": self._base_record.model_dump(mode="json"),
@@ -186,21 +201,27 @@ class _Build:
             "lora": self._request.lora.model_dump(mode="json"),
             "training": self._request.training.model_dump(mode="json"),
         }
-        path = self._work / "request.json"
+
+    def _check_same(self, earlier: dict[str, Any], done: str) -> None:
+        # The same base may go by another name.
+        names = sorted(_differences(earlier, self._identity()) - {"base.name"})
+        if names:
+            raise RunDirectoryError(
+                f"{self._request.out} was {done} with another {', '.join(names)}; "
+                "resume with the same options and corpus, or choose another --out"
+            )
+
+    def _begin(self) -> None:
+        """Make the output folder, or check that the one to resume was begun with the same request."""
+        path = self._work / REQUEST_NAME
         if path.is_file():
-            begun_with = json.loads(path.read_text("utf-8"))
-            if begun_with != wanted:
-                names = sorted(_differences(begun_with, wanted))
-                raise RunDirectoryError(
-                    f"{self._request.out} was begun with another {', '.join(names)}; "
-                    "resume with the same options and corpus, or choose another --out"
-                )
+            self._check_same(json.loads(path.read_text("utf-8")), "begun")
             return
         try:
             self._work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make {self._work}: {error.strerror}; choose another --out") from error
-        atomic_write_bytes(path, json.dumps(wanted, indent=2).encode())
+        atomic_write_bytes(path, json.dumps(self._identity(), indent=2).encode())
 
     def _groups(self) -> list[slice]:
         size = self._request.training.worlds_at_once
@@ -241,13 +262,22 @@ def concatenated(parts: list[StackedAdapters]) -> StackedAdapters:
 def _check_output(out: Path, resume: bool) -> None:
     if not out.exists():
         return
-    half_built = (out / "training" / "request.json").is_file()
     if (out / MANIFEST_NAME).is_file():
-        raise OutputExistsError(f"{out} already holds a finished run; choose another --out")
-    if half_built and not resume:
-        raise OutputExistsError(f"{out} holds an unfinished run; add --resume to finish it, or choose another --out")
-    if not half_built and (not out.is_dir() or any(out.iterdir())):
+        if not resume:
+            raise OutputExistsError(f"{out} already holds a finished run; choose another --out")
+    elif (out / "training" / REQUEST_NAME).is_file():
+        if not resume:
+            raise OutputExistsError(
+                f"{out} holds an unfinished run; add --resume to finish it, or choose another --out"
+            )
+    elif not out.is_dir() or not _is_blank(out):
         raise OutputExistsError(f"{out} exists and is not an unfinished run; choose another --out")
+
+
+def _is_blank(out: Path) -> bool:
+    """Whether a folder is empty, or holds but what a build leaves that is killed before its request is on disk."""
+    started = out / "training"
+    return all(path == started or path.match(f".{REQUEST_NAME}.*.tmp") for path in out.rglob("*"))
 
 
 def _record_hashes(corpus: Corpus) -> NDArray[np.uint8]:

@@ -27,7 +27,7 @@ from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine
 from reticent.ensemble.forward import batched_decoder
 from reticent.errors import RunDirectoryError
-from reticent.models import BaseModel, resolve_base_model
+from reticent.models import BaseModel, resolve_base_model, usable_device
 from reticent.worlds.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -126,9 +126,13 @@ class RunDirectory:
         return base
 
     def engine(self, base: BaseModel, dtype: torch.dtype | None = None, device: str = "cpu") -> Engine:
-        """The ensemble of the public model and all worlds; computes in the training type unless told otherwise."""
+        """The ensemble of the public model and all worlds; computes in the training type unless told otherwise.
+
+        Raises:
+            InvalidValueError: there is no such device here.
+        """
         trained_in = self.manifest.training.dtype if self.manifest.training else "float32"
-        model = base.load(dtype or getattr(torch, trained_in)).to(device)
+        model = base.load(dtype or getattr(torch, trained_in)).to(usable_device(device))
         return Engine(batched_decoder(model), self.worlds())
 
 

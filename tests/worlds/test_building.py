@@ -1,0 +1,418 @@
+"""Building a run: resumable to the bit after any crash, and nothing written where the request cannot be met."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from small_runs import NUM_RECORDS, NUM_WORLDS, Silent, small_request, write_corpus
+from tiny_models import save_tiny_model
+
+from reticent.adaptation.settings import LoraSettings, TrainingSettings
+from reticent.errors import (
+    CorpusError,
+    InvalidValueError,
+    ModelError,
+    OutputExistsError,
+    RunDirectoryError,
+    StorageError,
+)
+from reticent.worlds import building
+from reticent.worlds.building import BuildRequest, build_run
+from reticent.worlds.collection import FULL_NAME, MEMBERSHIP_NAME, WORLDS_NAME, RunDirectory
+from reticent.worlds.manifest import MANIFEST_NAME
+
+DRIVER = Path(__file__).with_name("build_until_killed.py")
+
+
+class Recording(Silent):
+    """Remembers what a build says."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.expected: dict[str, int] = {}
+        self.done: dict[str, int] = {}
+        self._phase = ""
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+    def begin(self, what: str, num_tokens: int) -> None:
+        self._phase = what
+        self.expected[what], self.done[what] = num_tokens, 0
+
+    def advance(self, num_tokens: int) -> None:
+        self.done[self._phase] += num_tokens
+
+
+@pytest.fixture
+def request_for(corpus: Path, tiny_llama_folder: Path, tmp_path: Path) -> BuildRequest:
+    return small_request(corpus, tiny_llama_folder, tmp_path / "run")
+
+
+def tensors_of(run: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}:{key}": tensor
+        for name in (WORLDS_NAME, FULL_NAME)
+        for key, tensor in safetensors.torch.load_file(run / name).items()
+    }
+
+
+def assert_same_bits(run: Path, other: Path) -> None:
+    ours, theirs = tensors_of(run), tensors_of(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_a_run_holds_what_was_asked_for(finished_run: Path, corpus: Path, tiny_llama_folder: Path) -> None:
+    run = RunDirectory.open(finished_run)
+    manifest = run.manifest
+    assert sorted(path.name for path in finished_run.iterdir()) == sorted(
+        [MANIFEST_NAME, MEMBERSHIP_NAME, WORLDS_NAME, FULL_NAME]
+    )
+    assert manifest.num_worlds == NUM_WORLDS
+    assert manifest.corpus is not None
+    assert (manifest.corpus.num_records, manifest.corpus.num_units) == (NUM_RECORDS, NUM_RECORDS)
+    assert manifest.base.name == str(tiny_llama_folder)
+    worlds, full = run.worlds(), run.full()
+    assert (worlds.num_adapters, full.num_adapters) == (NUM_WORLDS, 1)
+    assert (worlds.rank, worlds.alpha) == (2, 16.0)
+    assert {path.split(".")[2] for path in worlds.down} == {"1", "2"}
+    assert all(tensor.any() for tensor in (*worlds.up.values(), *full.up.values()))
+    membership = run.membership()
+    assert (membership.members.sum(1) == NUM_WORLDS // 2).all()
+    assert membership.record_hashes.shape == (NUM_RECORDS, 32)
+    text = corpus.read_text()
+    assert not any(json.loads(line)["text"] in (finished_run / MANIFEST_NAME).read_text() for line in text.splitlines())
+
+
+def test_worlds_of_a_run_differ_and_an_engine_serves_them(finished_run: Path) -> None:
+    run = RunDirectory.open(finished_run)
+    engine = run.engine(run.base())
+    context = engine.open([3, 1, 4])
+    worlds = engine.world_logits(context, np.arange(engine.vocab_size))
+    gaps = np.abs(worlds[:, None] - worlds[None]).max(-1)
+    assert (gaps[~np.eye(NUM_WORLDS, dtype=bool)] > 1e-3).all()
+
+
+def test_the_same_request_gives_the_same_run(request_for: BuildRequest, finished_run: Path) -> None:
+    progress = Recording()
+    run = build_run(request_for, progress)
+    assert_same_bits(run.folder, finished_run)
+    assert progress.done == progress.expected
+    assert min(progress.expected.values()) > 0
+    assert progress.notes == []
+
+
+# The writes of a build, in order: 1 the request; 2 to 7 for each of two groups of worlds 2 checkpoints and the finished
+# group; 8 to 13 5 checkpoints and the finished adapter on all records; 14 to 17 membership, worlds, full, manifest.
+WRITES = 17
+MOMENTS = [
+    (1, "before"),
+    (1, "after"),
+    (2, "before"),
+    (2, "after"),
+    (3, "after"),
+    (4, "before"),
+    (4, "after"),
+    (6, "after"),
+    (10, "after"),
+    (13, "before"),
+    (14, "after"),
+    (16, "before"),
+    (17, "before"),
+    (17, "after"),
+]
+
+
+@pytest.fixture(scope="session")
+def killed_builds(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, tiny_llama_folder: Path
+) -> dict[tuple[int, str], Path]:
+    folder = tmp_path_factory.mktemp("killed")
+    outs = {moment: folder / f"{moment[0]}-{moment[1]}" for moment in MOMENTS}
+    arguments = [str(part) for (number, when), out in outs.items() for part in (out, number, when)]
+    ended = subprocess.run(
+        [sys.executable, DRIVER, corpus, tiny_llama_folder, *arguments],
+        env=os.environ | {"PYTHONPATH": str(DRIVER.parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert ended.stdout.split() == [word for out in outs.values() for word in (str(out), "killed")]
+    return outs
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment[1]}-write-{moment[0]}")
+def test_killed_at_any_write_a_build_resumes_to_the_same_bits(
+    moment: tuple[int, str],
+    killed_builds: dict[tuple[int, str], Path],
+    finished_run: Path,
+    corpus: Path,
+    tiny_llama_folder: Path,
+) -> None:
+    out = killed_builds[moment]
+    if moment != (WRITES, "after"):
+        with pytest.raises(RunDirectoryError, match="half-built"):
+            RunDirectory.open(out)
+    run = build_run(small_request(corpus, tiny_llama_folder, out), Silent(), resume=True)
+    assert_same_bits(out, finished_run)
+    np.testing.assert_array_equal(run.membership().members, RunDirectory.open(finished_run).membership().members)
+    # Neither working files nor what a kill left of an unfinished write.
+    assert {path.name for path in out.iterdir()} == {path.name for path in finished_run.iterdir()}
+
+
+def test_the_moments_cover_the_whole_build(
+    request_for: BuildRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    moved: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, target: moved.append(target.name) or replace(self, target))
+    checkpoints_always(monkeypatch)
+    build_run(request_for, Silent())
+    assert moved == [
+        "request.json",
+        *["worlds-00000.checkpoint"] * 2,
+        "worlds-00000.safetensors",
+        *["worlds-00002.checkpoint"] * 2,
+        "worlds-00002.safetensors",
+        *["full.checkpoint"] * 5,
+        "full.safetensors",
+        MEMBERSHIP_NAME,
+        WORLDS_NAME,
+        FULL_NAME,
+        MANIFEST_NAME,
+    ]
+    assert len(moved) == WRITES
+
+
+def checkpoints_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = building.Checkpoint
+    monkeypatch.setattr(building, "Checkpoint", lambda path: checkpoint(path, seconds_between_saves=0))
+
+
+def test_groups_finished_before_are_not_trained_again(
+    request_for: BuildRequest, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(request_for, monkeypatch, "full")
+    trained: list[str] = []
+    train = building.MultiWorldTrainer.train
+
+    def spy(self: Any, schedule: Any, worlds: slice, *arguments: Any) -> Any:
+        trained.append(f"{schedule.members.shape[1]} worlds")
+        return train(self, schedule, worlds, *arguments)
+
+    monkeypatch.setattr(building.MultiWorldTrainer, "train", spy)
+    progress = Recording()
+    build_run(request_for, progress, resume=True)
+    assert trained == ["1 worlds"]
+    assert progress.done == progress.expected
+    assert_same_bits(request_for.out, finished_run)
+
+
+def interrupt(request: BuildRequest, monkeypatch: pytest.MonkeyPatch, before: str = "worlds-00002") -> None:
+    """Leave a build half done, as Ctrl-C would before one of its groups."""
+    train = building._Build._train
+
+    def stop(self: Any, name: str, *arguments: Any) -> Any:
+        if name == before:
+            raise KeyboardInterrupt
+        return train(self, name, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building._Build, "_train", stop)
+        with pytest.raises(KeyboardInterrupt):
+            build_run(request, Silent())
+
+
+CHANGES = {
+    "lora.rank": {"lora": LoraSettings(rank=3, num_top_layers=2)},
+    "lora.num_top_layers": {"lora": LoraSettings(rank=2)},
+    "training.learning_rate": {
+        "training": TrainingSettings(batch_size=2, max_tokens=32, learning_rate=2e-2, worlds_at_once=2)
+    },
+    "training.worlds_at_once": {
+        "training": TrainingSettings(batch_size=2, max_tokens=32, learning_rate=1e-2, worlds_at_once=4)
+    },
+    "num_worlds": {"num_worlds": 6},
+    "membership_seed": {"membership_seed": 1},
+    "corpus.num_records": {"limit": 9},
+}
+
+
+def test_a_resume_with_other_settings_names_them(request_for: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(request_for, monkeypatch)
+    for name, change in CHANGES.items():
+        with pytest.raises(RunDirectoryError, match=rf"begun with another .*{name}"):
+            build_run(dataclasses.replace(request_for, **change), Silent(), resume=True)
+    build_run(request_for, Silent(), resume=True)
+
+
+def test_a_resume_on_another_base_or_corpus_names_it(
+    request_for: BuildRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    interrupt(request_for, monkeypatch)
+    save_tiny_model(tmp_path / "other", "llama", seed=1)
+    with pytest.raises(RunDirectoryError, match=r"base\.content_hash"):
+        build_run(dataclasses.replace(request_for, model=str(tmp_path / "other")), Silent(), resume=True)
+    other = write_corpus(tmp_path / "other.jsonl", seed=1)
+    with pytest.raises(RunDirectoryError, match=r"corpus\.corpus_hash"):
+        build_run(dataclasses.replace(request_for, corpus=other), Silent(), resume=True)
+
+
+def test_resuming_a_finished_run_opens_it_if_it_is_the_same(finished_run: Path, corpus: Path, tiny_llama_folder: Path):
+    progress = Recording()
+    request = small_request(corpus, tiny_llama_folder, finished_run)
+    run = build_run(request, progress, resume=True)
+    assert run.folder == finished_run
+    assert progress.notes == [f"{finished_run} is already finished"]
+    for name, change in CHANGES.items():
+        with pytest.raises(RunDirectoryError, match=rf"built with another .*{name}"):
+            build_run(dataclasses.replace(request, **change), Silent(), resume=True)
+
+
+def test_an_output_that_exists_is_left_alone(
+    finished_run: Path, request_for: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OutputExistsError, match="already holds a finished run"):
+        build_run(dataclasses.replace(request_for, out=finished_run), Silent())
+
+    interrupt(request_for, monkeypatch)
+    with pytest.raises(OutputExistsError, match="unfinished run; add --resume"):
+        build_run(request_for, Silent())
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_of_something_else_is_left_alone(request_for: BuildRequest, resume: bool) -> None:
+    request_for.out.mkdir()
+    (request_for.out / "holiday.txt").write_text("sea")
+    with pytest.raises(OutputExistsError, match="not an unfinished run"):
+        build_run(request_for, Silent(), resume=resume)
+    assert [path.name for path in request_for.out.iterdir()] == ["holiday.txt"]
+    (request_for.out / "holiday.txt").unlink()
+    request_for.out.rmdir()
+    request_for.out.write_text("a file")
+    with pytest.raises(OutputExistsError, match="not an unfinished run"):
+        build_run(request_for, Silent(), resume=resume)
+
+
+def test_an_empty_folder_may_be_filled_and_parents_are_made(request_for: BuildRequest, finished_run: Path) -> None:
+    request_for.out.mkdir()
+    build_run(request_for, Silent())
+    deep = dataclasses.replace(request_for, out=request_for.out.parent / "a" / "b")
+    build_run(deep, Silent(), resume=True)
+    assert_same_bits(deep.out, finished_run)
+
+
+BAD_REQUESTS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"corpus": Path("/nowhere.jsonl")}, CorpusError, "nowhere"),
+    ({"text_key": "body"}, CorpusError, "body"),
+    ({"limit": 1}, CorpusError, "at least 2"),
+    ({"limit": 0}, InvalidValueError, "limit"),
+    ({"num_worlds": 3}, InvalidValueError, "even"),
+    ({"num_worlds": 0}, InvalidValueError, "num_worlds"),
+    ({"membership_seed": -1}, InvalidValueError, "seed"),
+    ({"model": "/nowhere"}, ModelError, "nowhere"),
+    ({"lora": LoraSettings(target_modules=("query",))}, InvalidValueError, "q_proj"),
+    ({"lora": LoraSettings(num_top_layers=9)}, InvalidValueError, "top:9"),
+    ({"device": "abacus"}, InvalidValueError, "abacus"),
+    ({"device": "cuda:77"}, InvalidValueError, "cuda:77"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD_REQUESTS, ids=lambda value: str(value)[:40])
+def test_a_request_that_cannot_be_met_writes_nothing(
+    request_for: BuildRequest, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build_run(dataclasses.replace(request_for, **change), Silent())
+    assert not request_for.out.exists()
+
+
+def test_an_output_that_cannot_be_made_is_a_storage_error(request_for: BuildRequest, corpus: Path) -> None:
+    with pytest.raises(StorageError, match="choose another --out"):
+        build_run(dataclasses.replace(request_for, out=corpus / "run"), Silent())
+
+
+@pytest.mark.parametrize("full_at", [2, 4, 7, 10])
+@pytest.mark.parametrize("as_safetensors_error", [False, True])
+def test_a_full_disk_loses_nothing(
+    full_at: int,
+    as_safetensors_error: bool,
+    request_for: BuildRequest,
+    finished_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoints_always(monkeypatch)
+    save_file, calls = safetensors.torch.save_file, 0
+
+    def save_until_full(tensors: Any, path: Path, metadata: Any = None) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= full_at:
+            path.write_bytes(b"as much as fits")
+            if as_safetensors_error:
+                raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path, metadata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", save_until_full)
+        with pytest.raises(StorageError, match=r"No space left on device.*--resume"):
+            build_run(request_for, Silent())
+    assert not list(request_for.out.rglob("*.tmp"))
+    build_run(request_for, Silent(), resume=True)
+    assert_same_bits(request_for.out, finished_run)
+
+
+def test_merged_and_cut_records_are_told_and_recorded(tiny_llama_folder: Path, corpus: Path, tmp_path: Path) -> None:
+    lines = corpus.read_text().splitlines()
+    near = json.loads(lines[0])["text"]
+    path = tmp_path / "doubled.jsonl"
+    path.write_text("\n".join([*lines, json.dumps({"text": near + "."}), json.dumps({"text": "short"})]) + "\n")
+    progress = Recording()
+    training = TrainingSettings(batch_size=2, max_tokens=24)
+    run = build_run(small_request(path, tiny_llama_folder, tmp_path / "run", training=training), progress)
+    assert progress.notes == [
+        "1 units merged into others because their texts are near-duplicates",
+        f"{NUM_RECORDS + 1} of {NUM_RECORDS + 2} records are longer than 24 tokens and were cut",
+    ]
+    assert run.manifest.corpus is not None
+    assert run.manifest.corpus.num_merged_units == 1
+    assert run.manifest.corpus.num_truncated == NUM_RECORDS + 1
+    assert run.manifest.corpus.num_units == NUM_RECORDS + 1
+    record_members = run.membership().record_members
+    np.testing.assert_array_equal(record_members[0], record_members[NUM_RECORDS])
+
+
+def test_records_are_cut_to_the_models_context(corpus: Path, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", "opt")
+    training = TrainingSettings(batch_size=4, max_tokens=1000)
+    long = tmp_path / "long.jsonl"
+    long.write_text(corpus.read_text() + json.dumps({"text": "yes " * 60}) + "\n")
+    progress = Recording()
+    build_run(small_request(long, tmp_path / "model", tmp_path / "run", training=training), progress)
+    assert progress.notes == [f"1 of {NUM_RECORDS + 1} records are longer than 96 tokens and were cut"]
+
+
+def test_bfloat16_adapters_resume_to_the_same_bits(
+    request_for: BuildRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    training = request_for.training.model_copy(update={"dtype": "bfloat16"})
+    whole, stopped = (
+        dataclasses.replace(request_for, training=training, out=tmp_path / name) for name in ("whole", "stopped")
+    )
+    build_run(whole, Silent())
+    interrupt(stopped, monkeypatch)
+    run = build_run(stopped, Silent(), resume=True)
+    assert_same_bits(whole.out, stopped.out)
+    assert {tensor.dtype for tensor in run.worlds().up.values()} == {torch.bfloat16}
