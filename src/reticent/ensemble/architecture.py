@@ -12,6 +12,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from reticent.ensemble.pointwise import rms_norm
+
 
 class QkvLayout(Enum):
     """How query, key and value stand in the output of the projection that computes them."""
@@ -70,10 +72,9 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        size = (x.shape[-1],)
         if self.rms:
-            return torch.nn.functional.rms_norm(x, size, self.weight_D, self.eps)
-        return torch.nn.functional.layer_norm(x, size, self.weight_D, self.bias_D, self.eps)
+            return rms_norm(x, self.weight_D, self.eps)
+        return torch.nn.functional.layer_norm(x, (x.shape[-1],), self.weight_D, self.bias_D, self.eps)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Layer:
     """One transformer block with pre-normalisation.
 
     Sequential: h = x + attention(norm1 x); y = h + mlp(norm2 h). Parallel (`mlp_norm` is None, as in GPT-J):
-    y = x + attention(norm1 x) + mlp(norm1 x).
+    y = x + attention(norm1 x) + mlp(norm1 x). The feed-forward part is down(activation(up x)); where `activation` is
+    None it is gated, down(silu(gate x) · up x), and `mlp_input` is gate and up in one.
     """
 
     attention_norm: Norm
@@ -90,8 +92,7 @@ class Layer:
     mlp_norm: Norm | None
     mlp_input: LinearGroup
     mlp_output: LinearGroup
-    activation: Callable[[Tensor], Tensor]
-    gated: bool
+    activation: Callable[[Tensor], Tensor] | None
     attention_scale: float
 
     @property

@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from reticent.ensemble.architecture import Architecture, Layer, QkvLayout
+from reticent.ensemble.attention import causal_attention
 from reticent.ensemble.batched import GroupAdapters, adapted_linear
+from reticent.ensemble.pointwise import gated_silu
 from reticent.ensemble.reading import SUPPORTED_FAMILIES, read_architecture
 from reticent.errors import ModelError
 
@@ -103,36 +105,11 @@ class BatchedDecoder:
         return attend
 
     def attention_over(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Causal attention of the last positions of a text over all of it.
-
-        Args:
-            layer: index of the block.
-            query: [B, T_q, H, C], the last T_q of the T positions.
-            key: [B, T, H_kv, C].
-            value: [B, T, H_kv, C].
-
-        Returns:
-            [B, T_q, H, C].
-        """
-        num_queries, num_keys = query.shape[1], key.shape[1]
-        slopes_H = self.architecture.alibi_slopes_H
-        mask = None
-        if slopes_H is not None or 1 < num_queries < num_keys:
-            key_at = torch.arange(num_keys, device=query.device)
-            query_at = key_at[num_keys - num_queries :, None]
-            mask = torch.zeros(num_queries, num_keys, device=query.device).masked_fill(key_at > query_at, -torch.inf)
-            if slopes_H is not None:
-                mask = mask + slopes_H[:, None, None] * (key_at - query_at)
-            mask = mask.to(query.dtype)
-        return functional.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None and num_queries > 1,
-            scale=self.architecture.layers[layer].attention_scale,
-            enable_gqa=self.architecture.num_heads != self.architecture.num_kv_heads,
-        ).transpose(1, 2)
+        """`attention.causal_attention` with the scale and the biases of a block."""
+        architecture = self.architecture
+        return causal_attention(
+            query, key, value, architecture.layers[layer].attention_scale, architecture.alibi_slopes_H
+        )
 
     def _rotary_at(self, positions_N: Tensor) -> tuple[Tensor, Tensor] | None:
         rotary = self.architecture.rotary
@@ -169,9 +146,10 @@ class BatchedDecoder:
                 *qkv_GNO.shape[:-1], architecture.num_heads, 3, architecture.head_dim
             ).unbind(-2)
             return query, key, value
-        first, second = architecture.num_heads, architecture.num_heads + architecture.num_kv_heads
-        heads = qkv_GNO.view(*qkv_GNO.shape[:-1], -1, architecture.head_dim)
-        return heads[..., :first, :], heads[..., first:second, :], heads[..., second:, :]
+        heads = [architecture.num_heads, architecture.num_kv_heads, architecture.num_kv_heads]
+        per_head = qkv_GNO.view(*qkv_GNO.shape[:-1], sum(heads), architecture.head_dim)
+        query, key, value = torch.split(per_head, heads, dim=-2)
+        return query, key, value
 
     def _rotate(self, x_GNHC: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         cos, sin = rotary
@@ -188,11 +166,7 @@ class BatchedDecoder:
 
 def _feed_forward(x_GND: Tensor, layer: Layer, adapters: LayerAdapters, skip: int) -> Tensor:
     inner = adapted_linear(x_GND, layer.mlp_input, adapters[2], skip)
-    if layer.gated:
-        gate, up = inner.chunk(2, dim=-1)
-        inner = layer.activation(gate) * up
-    else:
-        inner = layer.activation(inner)
+    inner = gated_silu(inner) if layer.activation is None else layer.activation(inner)
     return adapted_linear(inner, layer.mlp_output, adapters[3], skip)
 
 

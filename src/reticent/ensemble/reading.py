@@ -184,6 +184,8 @@ def _read_layer(reader: _Reader, block: Any, head_dim: int) -> Layer:
     up = reader.child(mlp, _MLP_UP, "feed-forward input projection")
     mlp_norm = reader.optional_child(block, _MLP_NORM)
     activation: Callable[[Tensor], Tensor] = reader.child(mlp, _ACTIVATION, "activation")
+    if gate is not None and not _is_silu(activation):
+        raise reader.refuse(f"{reader.paths[id(mlp)]} is gated by something else than SiLU")
     return Layer(
         attention_norm=reader.norm(reader.child(block, _ATTENTION_NORM, "normalisation before attention")),
         qkv=reader.group(qkv),
@@ -191,8 +193,7 @@ def _read_layer(reader: _Reader, block: Any, head_dim: int) -> Layer:
         mlp_norm=None if mlp_norm is None else reader.norm(mlp_norm),
         mlp_input=reader.group([up] if gate is None else [gate, up]),
         mlp_output=reader.group([reader.child(mlp, _MLP_DOWN, "feed-forward output projection")]),
-        activation=activation,
-        gated=gate is not None,
+        activation=None if gate is not None else activation,
         attention_scale=float(getattr(attention, "scaling", head_dim**-0.5)),
     )
 
@@ -242,3 +243,8 @@ def _alibi_slopes(backbone: Any, num_heads: int, device: torch.device) -> Tensor
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
     return torch.tensor(slopes, dtype=torch.float32, device=device)
+
+
+def _is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
+    probe = torch.linspace(-6.0, 6.0, 49)
+    return torch.allclose(activation(probe), nn.functional.silu(probe), atol=1e-6)

@@ -1,0 +1,68 @@
+"""Causal attention over whole texts and over cached ones, with grouped heads and linear biases where a model has them.
+
+Shape suffixes: B texts or rows, Q queries, T keys, H heads, K key-value heads, C head dimension.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_LONGEST_MATERIALISED = 512
+"""Up to this many keys, keeping the attention weights for the backward pass is several times faster on a processor than
+recomputing them; beyond it their memory would grow with the square of the length."""
+
+
+def causal_attention(
+    query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, alibi_slopes_H: Tensor | None
+) -> Tensor:
+    """Attention of the last Q positions of a text over all T, none looking ahead; returns [B, Q, H, C].
+
+    Args:
+        query_BQHC: queries of the last Q of the T positions.
+        key_BTKC: keys; head h reads key-value head h // (H / K).
+        value_BTKC: values.
+        scale: multiplies the products of queries and keys.
+        alibi_slopes_H: slopes of linear biases (arXiv 2108.12409), or None.
+    """
+    num_queries, num_keys = query_BQHC.shape[1], key_BTKC.shape[1]
+    if query_BQHC.requires_grad and num_keys <= _LONGEST_MATERIALISED:
+        return _materialised(query_BQHC, key_BTKC, value_BTKC, scale, alibi_slopes_H)
+    bias = None
+    if alibi_slopes_H is not None or 1 < num_queries < num_keys:
+        bias = _causal_bias(num_queries, num_keys, alibi_slopes_H, query_BQHC)
+    return functional.scaled_dot_product_attention(
+        query_BQHC.transpose(1, 2),
+        key_BTKC.transpose(1, 2),
+        value_BTKC.transpose(1, 2),
+        attn_mask=bias,
+        is_causal=bias is None and num_queries > 1,
+        scale=scale,
+        enable_gqa=query_BQHC.shape[2] != key_BTKC.shape[2],
+    ).transpose(1, 2)
+
+
+def _causal_bias(num_queries: int, num_keys: int, alibi_slopes_H: Tensor | None, like: Tensor) -> Tensor:
+    """What is added to scaled scores, [Q, T] or with linear biases [H, Q, T]: minus infinity ahead of the query."""
+    key_at = torch.arange(num_keys, device=like.device)
+    query_at = key_at[num_keys - num_queries :, None]
+    bias = torch.zeros(num_queries, num_keys, device=like.device).masked_fill(key_at > query_at, -torch.inf)
+    if alibi_slopes_H is not None:
+        bias = bias + alibi_slopes_H[:, None, None] * (key_at - query_at)
+    return bias.to(like.dtype)
+
+
+def _materialised(
+    query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, alibi_slopes_H: Tensor | None
+) -> Tensor:
+    """The same as three batched products over texts × key-value heads; the heads of a group stand as more queries."""
+    batch, num_queries, num_heads, head_dim = query_BQHC.shape
+    num_keys, num_groups = key_BTKC.shape[1:3]
+    grouped = (batch * num_groups, num_heads // num_groups * num_queries)
+    query = query_BQHC.transpose(1, 2).reshape(*grouped, head_dim)
+    key = key_BTKC.transpose(1, 2).reshape(batch * num_groups, num_keys, head_dim)
+    value = value_BTKC.transpose(1, 2).reshape(batch * num_groups, num_keys, head_dim)
+    bias = _causal_bias(num_queries, num_keys, alibi_slopes_H, query_BQHC)
+    bias = bias.expand(batch, num_heads, num_queries, num_keys).reshape(*grouped, num_keys)
+    weights = torch.baddbmm(bias, query, key.mT, alpha=scale).softmax(-1)
+    mixed = torch.bmm(weights, value)
+    return mixed.view(batch, num_heads, num_queries, head_dim).transpose(1, 2)
