@@ -26,8 +26,8 @@ from reticent.errors import (
 )
 from reticent.worlds import building
 from reticent.worlds.building import BuildRequest, build_run
-from reticent.worlds.collection import FULL_NAME, MEMBERSHIP_NAME, WORLDS_NAME, RunDirectory
-from reticent.worlds.manifest import MANIFEST_NAME
+from reticent.worlds.collection import RunDirectory
+from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME, WORLDS_NAME
 
 DRIVER = Path(__file__).with_name("build_until_killed.py")
 
@@ -142,7 +142,7 @@ def killed_builds(
     arguments = [str(part) for (number, when), out in outs.items() for part in (out, number, when)]
     ended = subprocess.run(
         [sys.executable, DRIVER, corpus, tiny_llama_folder, *arguments],
-        env=os.environ | {"PYTHONPATH": str(DRIVER.parents[1])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -30,9 +30,6 @@ from reticent.errors import OutputExistsError, RunDirectoryError, StorageError
 from reticent.models import BaseModel, resolve_base_model, usable_device
 from reticent.worlds.assignment import membership_matrix
 from reticent.worlds.collection import (
-    FULL_NAME,
-    MEMBERSHIP_NAME,
-    WORLDS_NAME,
     Membership,
     RunDirectory,
     read_adapters,
@@ -40,7 +37,14 @@ from reticent.worlds.collection import (
     write_manifest,
     write_membership,
 )
-from reticent.worlds.manifest import MANIFEST_NAME, BaseRecord, CorpusRecord
+from reticent.worlds.manifest import (
+    FULL_NAME,
+    MANIFEST_NAME,
+    MEMBERSHIP_NAME,
+    WORLDS_NAME,
+    BaseRecord,
+    CorpusRecord,
+)
 
 REQUEST_NAME = "request.json"
 

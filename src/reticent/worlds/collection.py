@@ -29,17 +29,16 @@ from reticent.ensemble.forward import batched_decoder
 from reticent.errors import RunDirectoryError
 from reticent.models import BaseModel, resolve_base_model, usable_device
 from reticent.worlds.manifest import (
+    FULL_NAME,
     MANIFEST_NAME,
+    MEMBERSHIP_NAME,
     SCHEMA_VERSION,
+    WORLDS_NAME,
     Manifest,
     check_files,
     package_versions,
     read_manifest,
 )
-
-WORLDS_NAME = "worlds.safetensors"
-FULL_NAME = "full.safetensors"
-MEMBERSHIP_NAME = "membership.npz"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from reticent._files import sha256_of_file
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
@@ -12,6 +12,9 @@ from reticent.errors import RunDirectoryError
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+WORLDS_NAME = "worlds.safetensors"
+FULL_NAME = "full.safetensors"
+MEMBERSHIP_NAME = "membership.npz"
 
 
 class _Record(BaseModel):
@@ -46,9 +49,9 @@ class Manifest(_Record):
     `corpus`, `training` and `membership_seed` are absent from a run imported from PEFT folders.
     """
 
-    schema_version: int
+    schema_version: int = Field(strict=True, ge=1)
     created: str
-    num_worlds: int
+    num_worlds: int = Field(ge=2, multiple_of=2)
     base: BaseRecord
     lora: LoraSettings
     corpus: CorpusRecord | None = None
@@ -56,6 +59,13 @@ class Manifest(_Record):
     membership_seed: int | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str]
+
+    @field_validator("files")
+    @classmethod
+    def _files_of_a_run(cls, files: dict[str, str]) -> dict[str, str]:
+        if WORLDS_NAME not in files or files.keys() - {WORLDS_NAME, FULL_NAME, MEMBERSHIP_NAME}:
+            raise ValueError(f"a run has {WORLDS_NAME}, and may have {FULL_NAME} and {MEMBERSHIP_NAME}")
+        return files
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import safetensors.torch
@@ -14,24 +15,40 @@ from reticent import _validate
 from reticent._files import atomic_write_bytes
 from reticent.adaptation.checkpoint import save_tensors
 from reticent.adaptation.settings import LoraSettings
-from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer
+from reticent.ensemble.adapters import ALL_LINEAR_MODULES, StackedAdapters, first_adapted_layer, select_modules
+from reticent.ensemble.architecture import Architecture
 from reticent.ensemble.forward import batched_decoder
 from reticent.errors import InvalidValueError, OutputExistsError, RunDirectoryError, StorageError
 from reticent.models import resolve_base_model
 from reticent.worlds.collection import (
-    FULL_NAME,
-    MEMBERSHIP_NAME,
-    WORLDS_NAME,
     Membership,
     RunDirectory,
     write_adapters,
     write_manifest,
     write_membership,
 )
-from reticent.worlds.manifest import BaseRecord
+from reticent.worlds.manifest import FULL_NAME, MEMBERSHIP_NAME, WORLDS_NAME, BaseRecord
 
 _PREFIX = "base_model.model."
-_UNSUPPORTED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication")
+_UNSUPPORTED = (
+    "use_dora",
+    "use_rslora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+)
+_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Ways to initialise LoRA that leave the base as it is; others (PiSSA, OLoRA, CorDA, LoftQ) also change its weights."""
 
 
 def export_world(run: RunDirectory, world: int | None, out: Path) -> None:
@@ -91,7 +108,7 @@ def import_worlds(
     architecture = batched_decoder(base.load()).architecture
     read = [_read_folder(folder) for folder in folders]
     worlds = _stacked(folders, read)
-    first_adapted_layer(architecture, worlds.down)
+    _check_fit(architecture, worlds)
     members = None if membership is None else _read_membership(membership, len(folders))
     _make_folder(out)
     write_adapters(out / WORLDS_NAME, worlds)
@@ -125,7 +142,9 @@ def _world(run: RunDirectory, world: int) -> StackedAdapters:
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
-        config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("adapter_config.json holds no settings")
         tensors = safetensors.torch.load_file(folder / "adapter_model.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise RunDirectoryError(
@@ -133,9 +152,15 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]
         ) from None
     if config.get("peft_type") != "LORA":
         raise RunDirectoryError(f"{folder} holds a {config.get('peft_type')} adapter; only LORA can be imported")
-    used = [name for name in _UNSUPPORTED if config.get(name)] + (["bias"] if config.get("bias") != "none" else [])
+    used = [name for name in _UNSUPPORTED if config.get(name)]
+    used += ["bias"] if config.get("bias", "none") != "none" else []
+    used += ["init_lora_weights"] if config.get("init_lora_weights") not in _INITIALISATIONS else []
     if used:
         raise RunDirectoryError(f"{folder} uses {', '.join(used)}, which stacked worlds do not have")
+    if not isinstance(config.get("lora_alpha"), int | float) or not config["lora_alpha"] > 0:
+        raise RunDirectoryError(f"{folder}: adapter_config.json has no positive lora_alpha")
+    if not tensors:
+        raise RunDirectoryError(f"{folder} holds no adapter: adapter_model.safetensors is empty")
     return config, tensors
 
 
@@ -154,16 +179,34 @@ def _stacked(
         if kind not in ("lora_A", "lora_B"):
             raise RunDirectoryError(f"{folders[0]} holds {name}, which is no part of a plain LoRA adapter")
         (down if kind == "lora_A" else up)[path] = torch.stack([tensors[name] for _, tensors in read])
+    if down.keys() != up.keys():
+        raise RunDirectoryError(f"{folders[0]} has only one of lora_A and lora_B for {min(down.keys() ^ up.keys())}")
     return StackedAdapters(down, up, float(first_config["lora_alpha"]))
+
+
+def _check_fit(architecture: Architecture, adapters: StackedAdapters) -> None:
+    """Every adapter on a module of the base, of that module's size, and all of one rank."""
+    first_adapted_layer(architecture, adapters.down)
+    for module in select_modules(architecture, [ALL_LINEAR_MODULES], None):
+        if module.path not in adapters.down:
+            continue
+        found = adapters.down[module.path].shape[1:], adapters.up[module.path].shape[1:]
+        wanted = (adapters.rank, module.in_features), (module.out_features, adapters.rank)
+        if found != wanted:
+            raise RunDirectoryError(
+                f"the adapters on {module.path} have shapes {tuple(found[0])} and {tuple(found[1])}, "
+                f"the base and rank {adapters.rank} need {wanted[0]} and {wanted[1]}"
+            )
 
 
 def _read_membership(path: Path, num_worlds: int) -> Membership:
     try:
         with np.load(path) as arrays:
             members = arrays["members"].astype(np.bool_)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise InvalidValueError(f"membership {path}: {error}; give an .npz file with `members`") from None
-    if members.ndim != 2 or members.shape[1] != num_worlds or (members.sum(1) * 2 != num_worlds).any():
+    is_matrix = members.ndim == 2 and members.shape[1] == num_worlds and len(members) > 0
+    if not is_matrix or (members.sum(1) * 2 != num_worlds).any():
         raise InvalidValueError(
             f"membership {path}: `members` must be [units, {num_worlds}] with {num_worlds // 2} true in every row"
         )
