@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from small_runs import Silent, small_request, write_corpus
 
-from reticent.worlds.building import build_run
+from reticent.worlds.building import BuildRequest, build_run
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +19,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path, tiny_ll
     out = tmp_path_factory.mktemp("runs") / "whole"
     build_run(small_request(corpus, tiny_llama_folder, out), Silent())
     return out
+
+
+@pytest.fixture
+def request_for(corpus: Path, tiny_llama_folder: Path, tmp_path: Path) -> BuildRequest:
+    return small_request(corpus, tiny_llama_folder, tmp_path / "run")

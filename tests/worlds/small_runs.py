@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
+import torch
 
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.worlds.building import BuildRequest
+from reticent.worlds.manifest import FULL_NAME, WORLDS_NAME
 
 NUM_RECORDS = 10
 NUM_WORLDS = 4
@@ -24,6 +27,26 @@ class Silent:
 
     def advance(self, num_tokens: int) -> None:
         pass
+
+
+class Recording(Silent):
+    """Remembers what a build says."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.expected: dict[str, int] = {}
+        self.done: dict[str, int] = {}
+        self._phase = ""
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+    def begin(self, what: str, num_tokens: int) -> None:
+        self._phase = what
+        self.expected[what], self.done[what] = num_tokens, 0
+
+    def advance(self, num_tokens: int) -> None:
+        self.done[self._phase] += num_tokens
 
 
 def write_corpus(path: Path, seed: int = 0) -> Path:
@@ -44,3 +67,18 @@ def small_request(corpus: Path, model: Path, out: Path, **overrides: Any) -> Bui
         "training": TrainingSettings(batch_size=2, max_tokens=32, learning_rate=1e-2, worlds_at_once=2),
     }
     return BuildRequest(corpus=corpus, model=str(model), out=out, **(settings | overrides))
+
+
+def tensors_of(run: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}:{key}": tensor
+        for name in (WORLDS_NAME, FULL_NAME)
+        for key, tensor in safetensors.torch.load_file(run / name).items()
+    }
+
+
+def assert_same_bits(run: Path, other: Path) -> None:
+    ours, theirs = tensors_of(run), tensors_of(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
