@@ -9,7 +9,7 @@ TEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format lock clean
+.PHONY: help install demo test bench lint format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo: $(INSTALLED) ## adapt the packaged model on synthetic letters and generate
 
 test: lint ## run lint, type check and all tests
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(TEST_WORKERS)
+
+bench: $(INSTALLED) ## compare speed and memory with transformers and PEFT; see docs/performance.md
+	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks $(BENCH)
 
 lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff check .

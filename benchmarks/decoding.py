@@ -1,0 +1,224 @@
+"""Rows on decoding: a private token against one non-private step and against PEFT, and the mechanism's share of it."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from benchmarks import limits, parity
+from benchmarks.peers import PeftMixedStream, TransformersStream, loaded_peft
+from benchmarks.rows import Benchmark, Measured
+from benchmarks.timing import Paired, interleaved
+from benchmarks.workspace import Workspace
+from reticent.decoding.votes import greedy_votes, gumbel_votes, top_candidates
+from reticent.ensemble.adapters import StackedAdapters
+from reticent.ensemble.engine import Engine, EngineContext
+from reticent.pac.curator import Curator, CuratorState, ReleaseRecord
+from reticent.randomness import PublicCoins, SeededNoise
+
+STEP_BUDGET = 2.0**-32
+_PARITY_TOKENS = 3
+
+
+class MemoryStore:
+    """Keeps the last state in memory, so that no disk is measured."""
+
+    state: CuratorState | None = None
+
+    def commit(self, state: CuratorState, _record: ReleaseRecord) -> None:
+        """Keep a state."""
+        self.state = state
+
+
+def experimental_curator(num_worlds: int, seed: int = 0) -> Curator:
+    """A curator with a seeded source and a store in memory."""
+    noise = SeededNoise(seed)
+    return Curator.for_experiments(CuratorState.initial(num_worlds, noise), MemoryStore(), noise)
+
+
+class PrivateStream:
+    """Private decoding by greedy votes; each `step` takes one token in and releases one, from extend to posterior."""
+
+    def __init__(self, engine: Engine, prompt: list[int], num_candidates: int) -> None:
+        self._engine = engine
+        self._num_candidates = num_candidates
+        self._curator = experimental_curator(engine.num_worlds)
+        self.context: EngineContext = engine.open(prompt)
+        self.released: list[int] = []
+        self._release()
+
+    def step(self) -> None:
+        """Extend the context by the last released token and release the next."""
+        self._engine.extend([self.context], [self.released[-1]])
+        self._release()
+
+    @property
+    def dissent(self) -> float:
+        """Share of the tokens on which the worlds' votes differed."""
+        state = self._curator.state
+        return state.dissenting_steps / state.tokens_released
+
+    def _release(self) -> None:
+        candidates_K = top_candidates(self._engine.public_logits(self.context), self._num_candidates)
+        votes_M = greedy_votes(self._engine.world_logits(self.context, candidates_K), candidates_K)
+        released = self._curator.release(votes_M, STEP_BUDGET, request="benchmark", step=len(self.released))
+        self.released.append(released.token)
+
+
+def check_engine(workspace: Workspace, engine: Engine, adapters: StackedAdapters, prompt: list[int]) -> None:
+    """Raise `ParityError` unless decoding with caches gives the logits of the base's own class, world by world."""
+    *before, last = prompt
+    context = engine.open(before[: -_PARITY_TOKENS + 1])
+    for token in [*before[len(before) - _PARITY_TOKENS + 1 :], last]:
+        engine.extend([context], [token])
+    public_V = engine.public_logits(context)
+    theirs_V = parity.reference_logits(workspace.model, prompt)
+    parity.require_close("public logits", public_V, theirs_V, parity.tolerance_of(workspace.dtype))
+    candidates_K = top_candidates(theirs_V, workspace.sizes.num_candidates)
+    worlds = parity.few_worlds(engine.num_worlds)
+    parity.require_same_worlds(
+        "world logits",
+        engine.world_logits(context, candidates_K)[worlds],
+        parity.reference_worlds(workspace.model, adapters, worlds, prompt)[:, candidates_K],
+        theirs_V[candidates_K],
+        workspace.dtype,
+    )
+
+
+def start_of(workspace: Workspace, steps: int) -> list[int]:
+    """A prompt so short that `steps` timed steps have the stated context on average."""
+    return workspace.prompt(max(_PARITY_TOKENS + 1, workspace.sizes.context - steps // 2))
+
+
+def step_limit(workspace: Workspace, adapters: StackedAdapters) -> float:
+    """The least milliseconds of a private token at the stated context."""
+    sizes = workspace.sizes
+    shape = limits.StepShape(context=sizes.context, candidates=sizes.num_candidates)
+    return limits.step_ms(workspace.architecture, adapters, shape, workspace.peaks)
+
+
+def private_token(workspace: Workspace, names: str, top: int | None) -> Measured:
+    """A private token against one non-private step."""
+    adapters = workspace.adapters(names, top)
+    engine = Engine(workspace.decoder, adapters)
+    check_engine(workspace, engine, adapters, workspace.prompt(workspace.sizes.context))
+    prompt = start_of(workspace, workspace.sizes.pairs)
+    ours = PrivateStream(engine, prompt, workspace.sizes.num_candidates)
+    theirs = TransformersStream(workspace.model, prompt)
+    times = interleaved(ours.step, theirs.step, workspace.sizes.pairs, warmup=2, device=workspace.device)
+    limit = step_limit(workspace, adapters) / times.centres_ms[1]
+    return Measured(times, limit, extra={"dissent": ours.dissent})
+
+
+def against_peft(workspace: Workspace) -> Measured:
+    """A private token against one step of PEFT's mixed batch of the same adapters."""
+    peft, adapters, _ = loaded_peft(workspace)
+    engine = Engine(workspace.decoder, adapters)
+    sizes = workspace.sizes
+    prompt = start_of(workspace, sizes.heavy_pairs)
+    few = parity.few_worlds(sizes.num_worlds)
+    check = PeftMixedStream(peft, prompt[:-1], few)
+    check.step(prompt[-1])
+    public_V = engine.public_logits(context := engine.open(prompt))
+    candidates_K = top_candidates(public_V, sizes.num_candidates)
+    parity.require_same_worlds(
+        "PEFT's world logits",
+        engine.world_logits(context, candidates_K)[few],
+        check.logits_WV.float().cpu().numpy()[:, candidates_K],
+        public_V[candidates_K],
+        workspace.dtype,
+    )
+    ours = PrivateStream(engine, prompt, sizes.num_candidates)
+    theirs = PeftMixedStream(peft, prompt, list(range(sizes.num_worlds)))
+    times = interleaved(
+        ours.step, lambda: theirs.step(ours.released[-1]), sizes.heavy_pairs, warmup=1, device=workspace.device
+    )
+    limit = step_limit(workspace, adapters) / times.centres_ms[1]
+    notes = "PEFT computes the worlds' logits alone: no public model, no votes, no release"
+    return Measured(times, limit, notes=notes)
+
+
+def mechanism_share(workspace: Workspace) -> Measured:
+    """Everything outside the forward against the whole token, on average over a stream of coupled samples."""
+    sizes = workspace.sizes
+    adapters = workspace.adapters("attention")
+    engine = Engine(workspace.decoder, adapters)
+    curator, coins = experimental_curator(sizes.num_worlds), PublicCoins.from_seed(workspace.seed, 0)
+    context = engine.open(workspace.prompt(sizes.context))
+    outside, whole, token = [], [], workspace.prompt(1)[0]
+    for step in range(sizes.stream_tokens):
+        clock = [time.perf_counter()]
+        engine.extend([context], [token])
+        public_V = engine.public_logits(context)
+        clock.append(time.perf_counter())
+        candidates_K = top_candidates(public_V, sizes.num_candidates)
+        clock.append(time.perf_counter())
+        logits_MK = engine.world_logits(context, candidates_K)
+        clock.append(time.perf_counter())
+        coins_K = coins.gumbel(step, candidates_K.size)
+        votes_M = gumbel_votes(logits_MK, candidates_K, coins_K, 1.0)
+        released = curator.release(votes_M, STEP_BUDGET, request="benchmark", step=step, coin_key=coins.key)
+        clock.append(time.perf_counter())
+        token = released.token
+        _check_sample(logits_MK, candidates_K, coins.gumbel(step, candidates_K.size), votes_M, token)
+        outside.append(1e3 * (clock[2] - clock[1] + clock[4] - clock[3]))
+        whole.append(1e3 * (clock[4] - clock[0]))
+    # The first token pays for what is allocated once.
+    times = Paired(tuple(outside[1:]), tuple(whole[1:]), centre="mean")
+    read = 4 * (public_V.size + logits_MK.size) / workspace.peaks.bytes_read
+    dissent = curator.state.dissenting_steps / curator.state.tokens_released
+    notes = f"coupled sampling at temperature 1; the worlds' votes differed on {dissent:.0%} of the tokens"
+    return Measured(times, 1e3 * read / times.centres_ms[1], notes=notes, extra={"dissent": dissent})
+
+
+def _check_sample(
+    logits_MK: np.ndarray, candidates_K: np.ndarray, coins_K: np.ndarray, votes_M: np.ndarray, token: int
+) -> None:
+    replayed = [candidates_K[int((logits.astype(np.float64) + coins_K).argmax())] for logits in logits_MK]
+    parity.require(bool((votes_M == replayed).all()), "a vote is not what the public coins say")
+    parity.require(token in votes_M, f"token {token} was released, but no world voted for it")
+
+
+def _token_row(
+    name: str, words: str, target: float, names: str, top: int | None = None, stretch: float | None = None
+) -> Benchmark:
+    run: Callable[[Workspace], Measured] = partial(private_token, names=names, top=top)
+    return Benchmark(
+        name,
+        f"private token, all worlds, {words}",
+        "one non-private `transformers` decode step",
+        target,
+        "<=",
+        run,
+        weight=4,
+        stretch=stretch,
+        cuda_target=1.5,
+    )
+
+
+BENCHMARKS = (
+    _token_row("private-token-attention", "attention projections of all blocks adapted", 5.0, "attention", stretch=4.0),
+    _token_row("private-token-all-linear", "all seven projections of all blocks", 7.0, "all-linear"),
+    _token_row("private-token-top12", "attention of the last 12 of 30 blocks", 2.5, "attention", 12),
+    _token_row("private-token-top6", "attention of the last 6 of 30 blocks", 1.7, "attention", 6),
+    Benchmark(
+        "private-token-vs-peft-mixed",
+        "private token, all worlds, attention projections of all blocks",
+        "one PEFT mixed-batch step of the same adapters",
+        1 / 12,
+        "<=",
+        against_peft,
+        weight=25,
+    ),
+    Benchmark(
+        "mechanism-share",
+        "candidates, coins, votes, release and posterior, mean over a stream",
+        "the whole private token",
+        0.01,
+        "<=",
+        mechanism_share,
+        weight=4,
+        cuda_target=0.01,
+    ),
+)

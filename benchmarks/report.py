@@ -1,0 +1,181 @@
+"""Results as JSON, as a table on the terminal and as the table of `docs/performance.md`."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rows import Benchmark, Measured
+
+BEGIN, END = "<!-- begin: python -m benchmarks --write-docs -->", "<!-- end -->"
+_NOTHING = "-"
+
+Row = dict[str, Any]
+
+
+def measured_row(benchmark: Benchmark, measured: Measured, device_type: str) -> Row:
+    """What the results file says of a row that was measured."""
+    ratio = measured.times.ratio
+    numerator, denominator = measured.times.centres_ms
+    row = _common(benchmark, device_type) | {
+        "ratio": ratio,
+        "holds": benchmark.holds(ratio, device_type),
+        "spread": measured.times.spread,
+        "limit": measured.limit,
+        "unit": measured.unit,
+        "centre": measured.times.centre,
+        "numerator": numerator,
+        "denominator": denominator,
+        "numerator_samples": list(measured.times.numerator_ms),
+        "denominator_samples": list(measured.times.denominator_ms),
+        "notes": measured.notes,
+    }
+    return row | measured.extra
+
+
+def failed_row(benchmark: Benchmark, reason: str, device_type: str) -> Row:
+    """What the results file says of a row whose parity check failed: no ratio and no time."""
+    return _common(benchmark, device_type) | {"error": reason, "holds": False}
+
+
+def _common(benchmark: Benchmark, device_type: str) -> Row:
+    return {
+        "name": benchmark.name,
+        "what": benchmark.what,
+        "against": benchmark.against,
+        "target": benchmark.target_on(device_type),
+        "direction": benchmark.direction,
+        "stretch": benchmark.stretch if device_type != "cuda" else None,
+    }
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Replace the results file as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def print_table(results: dict[str, Any], console: Console) -> None:
+    """One table with everything."""
+    table = Table()
+    for column in ("row", "ratio", "spread", "target", "limit", "both sides", ""):
+        table.add_column(column, justify="left" if column in ("row", "") else "right", no_wrap=column == "row")
+    for row in results["rows"]:
+        if "error" in row:
+            table.add_row(row["name"], *[_NOTHING] * 5, "[bold red]wrong answer[/]")
+            continue
+        sides = f"{format_number(row['numerator'])} : {format_number(row['denominator'])} {row['unit']}"
+        verdict = "[green]holds[/]" if row["holds"] else "[yellow]missed[/]"
+        table.add_row(row["name"], *_ratio_cells(row), sides, verdict)
+    console.print(_heading(results))
+    console.print(table)
+    if results.get("curve"):
+        console.print(_curve_table(results["curve"]))
+
+
+def write_docs(results: dict[str, Any], path: Path) -> None:
+    """Replace what stands between the two marks of `docs/performance.md`.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    text = path.read_text("utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} lacks the marks {BEGIN!r} and {END!r} between which the table stands")
+    _replace(path, f"{before}{BEGIN}\n{markdown(results)}{END}{after}")
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The machine, the rows and the curve as Markdown."""
+    lines = [f"{_heading(results)}.", ""]
+    lines += ["| what | against | ratio | spread | target | limit | |", "|---|---|--:|--:|--:|--:|---|"]
+    for row in results["rows"]:
+        if "error" in row:
+            lines.append(
+                f"| {row['what']} | {row['against']} | {_NOTHING} | {_NOTHING} | {_target(row)} | {_NOTHING} | wrong answer |"
+            )
+            continue
+        cells = " | ".join(_ratio_cells(row))
+        verdict = "holds" if row["holds"] else "**missed**"
+        lines.append(f"| {row['what']} | {row['against']} | {cells} | {verdict} |")
+    notes = [f"- {row['what']}: {row['notes']}." for row in results["rows"] if row.get("notes")]
+    if notes:
+        lines += ["", *notes]
+    if results.get("curve"):
+        lines += ["", *_curve_markdown(results["curve"])]
+    return "\n".join(lines) + "\n"
+
+
+def format_number(value: float) -> str:
+    """Three significant digits, without an exponent where that is short."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}" if decimals < 6 else f"{value:.2e}"
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_text(text, "utf-8")
+    scratch.replace(path)
+
+
+def _ratio_cells(row: Row) -> Sequence[str]:
+    limit = _NOTHING if row["limit"] is None else format_number(row["limit"])
+    return format_number(row["ratio"]), format_number(row["spread"]), _target(row), limit
+
+
+def _target(row: Row) -> str:
+    sign = "≤" if row["direction"] == "<=" else "≥"
+    target = row["target"]
+    words = f"1/{1 / target:.0f}" if target < 0.1 and abs(1 / target - round(1 / target)) < 1e-9 else f"{target:g}"
+    return f"{sign} {words}" + (f" ({row['stretch']:g})" if row.get("stretch") else "")
+
+
+def _heading(results: dict[str, Any]) -> str:
+    machine, setting = results["machine"], results["setting"]
+    place = machine["accelerator"] or f"{machine['processor']}, {machine['threads']} threads"
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", "transformers", "peft"))
+    base = f"{Path(setting['model']).name}, {setting['num_worlds']} worlds, {setting['dtype']}"
+    peaks = results["peaks"]
+    measured = (
+        f"{peaks['step_flops'] / 1e9:.0f} GFLOP/s at {setting['num_worlds'] + 1} rows, "
+        f"{peaks['many_flops'] / 1e9:.0f} at many, {peaks['bytes_read'] / 1e9:.0f} GB/s from memory"
+    )
+    smoke = "A trial run, whose sizes say nothing about speed: " if setting["smoke"] else ""
+    return f"{smoke}{base}; {place}; {measured}; {versions}; {results['finished'] or 'unfinished'}"
+
+
+def _curve_rows(points: Sequence[Row]) -> list[list[str]]:
+    rows = []
+    for point in points:
+        place = [str(point[key]) for key in ("worlds", "context", "requests")]
+        if "skipped" in point:
+            rows.append([*place, *[_NOTHING] * 3, point["skipped"]])
+            continue
+        numbers = [format_number(point[key]) for key in ("step_ms", "tokens_per_second", "times_one_request")]
+        rows.append([*place, *numbers, ""])
+    return rows
+
+
+_CURVE_COLUMNS = ("worlds", "context", "requests", "ms a step", "tokens/s", "against one request", "")
+
+
+def _curve_table(points: Sequence[Row]) -> Table:
+    table = Table(title="One step of several requests", title_justify="left")
+    for column in _CURVE_COLUMNS:
+        table.add_column(column, justify="right" if column else "left")
+    for row in _curve_rows(points):
+        table.add_row(*row)
+    return table
+
+
+def _curve_markdown(points: Sequence[Row]) -> list[str]:
+    lines = [f"| {' | '.join(_CURVE_COLUMNS)} |", "|--:|--:|--:|--:|--:|--:|---|"]
+    return lines + [f"| {' | '.join(row)} |" for row in _curve_rows(points)]

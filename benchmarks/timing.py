@@ -1,0 +1,94 @@
+"""Two things timed in turn, A B A B …, so that a drift of the machine meets both alike."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Times of a numerator and a denominator, taken in pairs, in milliseconds.
+
+    A single denominator stands for all pairs, where repeating it would take minutes. `centre` says whether the ratio is
+    of medians, or of means where the times of one stream differ by what each token needed.
+    """
+
+    numerator_ms: tuple[float, ...]
+    denominator_ms: tuple[float, ...]
+    centre: Literal["median", "mean"] = "median"
+
+    @property
+    def centres_ms(self) -> tuple[float, float]:
+        """The median (or mean) of each side."""
+        middle = statistics.median if self.centre == "median" else statistics.fmean
+        return middle(self.numerator_ms), middle(self.denominator_ms)
+
+    @property
+    def ratio(self) -> float:
+        """Centre of the numerator over centre of the denominator."""
+        numerator, denominator = self.centres_ms
+        return numerator / denominator
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range of the pairs' ratios; 0 for a single pair."""
+        pairs = len(self.numerator_ms)
+        below = self.denominator_ms * pairs if len(self.denominator_ms) == 1 else self.denominator_ms
+        ratios = [a / b for a, b in zip(self.numerator_ms, below, strict=True)]
+        if pairs < 2:
+            return 0.0
+        first, _, third = statistics.quantiles(ratios, n=4, method="inclusive")
+        return third - first
+
+    def scaled(self, numerator: float = 1.0, denominator: float = 1.0) -> "Paired":
+        """The same with every time of a side multiplied, to compare times of different amounts of work."""
+        return Paired(
+            tuple(numerator * t for t in self.numerator_ms),
+            tuple(denominator * t for t in self.denominator_ms),
+            self.centre,
+        )
+
+
+def elapsed_ms(action: Action, device: torch.device | None = None) -> float:
+    """Run once and return the time in milliseconds, waiting for an accelerator's queue before and after."""
+    _finish(device)
+    began = time.perf_counter()
+    action()
+    _finish(device)
+    return 1e3 * (time.perf_counter() - began)
+
+
+def interleaved(
+    numerator: Action, denominator: Action, pairs: int, warmup: int = 1, device: torch.device | None = None
+) -> Paired:
+    """Time both in turn; the first `warmup` pairs are not counted."""
+    for _ in range(warmup):
+        numerator()
+        denominator()
+    times = [(elapsed_ms(numerator, device), elapsed_ms(denominator, device)) for _ in range(pairs)]
+    above, below = zip(*times, strict=True)
+    return Paired(above, below)
+
+
+def best_seconds(action: Action, tries: int, device: torch.device | None = None) -> float:
+    """The shortest of some runs, for a machine's peak; one run before them is not counted."""
+    action()
+    return min(elapsed_ms(action, device) for _ in range(tries)) / 1e3
+
+
+def median_ms(action: Action, repeats: int, device: torch.device | None = None) -> float:
+    """The median of some runs; one run before them is not counted."""
+    action()
+    times: Sequence[float] = [elapsed_ms(action, device) for _ in range(repeats)]
+    return statistics.median(times)
+
+
+def _finish(device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,124 @@
+"""What all rows share: sizes, the base model, the machine's peaks, random adapters."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from reticent.ensemble.adapters import StackedAdapters, select_modules
+from reticent.ensemble.architecture import Architecture
+from reticent.ensemble.forward import BatchedDecoder, batched_decoder
+from reticent.models import BaseModel, resolve_base_model
+
+_LAYERS_OF_REFERENCE = 30
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured. The defaults are what the targets are stated for."""
+
+    num_worlds: int = 128
+    num_candidates: int = 200
+    rank: int = 8
+    context: int = 32
+    prefill: int = 256
+    memory_context: int = 512
+    pairs: int = 15
+    heavy_pairs: int = 5
+    stream_tokens: int = 64
+    prefills_timed: int = 6
+    releases_a_pair: int = 200
+    batch: int = 8
+    text_tokens: int = 64
+    requests: int = 8
+    curve_worlds: tuple[int, ...] = (8, 32, 128)
+    curve_requests: tuple[int, ...] = (1, 2, 4, 8)
+    curve_contexts: tuple[int, ...] = (32, 256, 1024)
+    curve_steps: int = 5
+
+
+SMOKE = Sizes(
+    num_worlds=8,
+    num_candidates=20,
+    rank=4,
+    context=16,
+    prefill=24,
+    memory_context=32,
+    pairs=3,
+    heavy_pairs=2,
+    stream_tokens=8,
+    prefills_timed=2,
+    releases_a_pair=20,
+    batch=4,
+    text_tokens=16,
+    requests=4,
+    curve_worlds=(2, 4),
+    curve_requests=(1, 2),
+    curve_contexts=(8, 16),
+    curve_steps=2,
+)
+"""Seconds instead of many minutes: shows that every row runs, and nothing about speed."""
+
+
+@dataclass
+class Workspace:
+    """The setting of one run of the benchmark; what is costly is made on first use."""
+
+    model_name: str
+    dtype: torch.dtype
+    device: torch.device
+    sizes: Sizes
+    scratch: Path
+    smoke: bool = False
+    seed: int = 0
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What rows leave for one another, such as PEFT with all adapters loaded."""
+
+    @cached_property
+    def base(self) -> BaseModel:
+        """The base model on disk."""
+        return resolve_base_model(self.model_name)
+
+    @cached_property
+    def model(self) -> Any:
+        """The base as `transformers` runs it: the peer, and the reference."""
+        return self.base.load(self.dtype).to(self.device)
+
+    @cached_property
+    def decoder(self) -> BatchedDecoder:
+        """The base as Reticent runs it."""
+        return batched_decoder(self.model)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The parts of the base."""
+        return self.decoder.architecture
+
+    @cached_property
+    def peaks(self) -> machine.Machine:
+        """The machine's own peaks, in this run."""
+        return machine.measure(self.dtype, self.device, self.sizes.num_worlds + 1, quick=self.smoke)
+
+    def top(self, count: int) -> int:
+        """So many of 30 blocks, or as large a share of another base's."""
+        return max(1, count * len(self.architecture.layers) // _LAYERS_OF_REFERENCE)
+
+    def adapters(self, names: str, top: int | None = None, num_worlds: int | None = None) -> StackedAdapters:
+        """Random adapters, the same for the same arguments; B is small, so that worlds mostly agree, as trained do."""
+        generator = torch.Generator().manual_seed(self.seed)
+        count, rank = num_worlds or self.sizes.num_worlds, self.sizes.rank
+        down, up = {}, {}
+        for module in select_modules(self.architecture, [names], None if top is None else self.top(top)):
+            a = torch.randn(count, rank, module.in_features, generator=generator) * module.in_features**-0.5
+            b = torch.randn(count, module.out_features, rank, generator=generator) * 0.01
+            down[module.path], up[module.path] = a.to(self.device, self.dtype), b.to(self.device, self.dtype)
+        return StackedAdapters(down, up, alpha=2.0 * rank)
+
+    def prompt(self, length: int, number: int = 0) -> list[int]:
+        """Random tokens, the same for the same arguments."""
+        generator = torch.Generator().manual_seed(1000 + number)
+        tokens: list[int] = torch.randint(self.architecture.vocab_size, (length,), generator=generator).tolist()
+        return tokens

@@ -1,0 +1,124 @@
+"""The benchmark runs on a tiny model, writes what readers of its results expect, and never times a wrong answer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import main as harness
+from benchmarks import release, report
+from benchmarks.timing import Paired
+from reticent.ensemble.engine import Engine
+
+SMOKE = ["--smoke", "--dtype", "float32"]
+
+
+def run(folder: Path, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    status = harness.main([*SMOKE, "--model", str(folder), "--out", str(out), *options])
+    return status, json.loads(out.read_text("utf-8"))
+
+
+def test_every_row_runs_and_says_what_it_found(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    status, results = run(tiny_llama_folder, tmp_path / "results.json")
+    assert status == 0
+    assert [row["name"] for row in results["rows"]] == [benchmark.name for benchmark in harness.BENCHMARKS]
+    for row in results["rows"]:
+        assert row["ratio"] > 0
+        assert row["spread"] >= 0
+        assert row["limit"] is None or row["limit"] > 0
+        met = row["ratio"] <= row["target"] if row["direction"] == "<=" else row["ratio"] >= row["target"]
+        assert row["holds"] is met
+        pairs = len(row["numerator_samples"])
+        assert len(row["denominator_samples"]) in (1, pairs)
+    assert results["machine"]["threads"] == threads
+    assert {"torch", "transformers", "peft"} <= results["machine"]["versions"].keys()
+    assert results["setting"]["num_worlds"] == 8
+    assert results["setting"]["dtype"] == "float32"
+    assert {(p["worlds"], p["requests"], p["context"]) for p in results["curve"]} == {
+        (worlds, requests, context) for worlds in (2, 4) for requests in (1, 2) for context in (8, 16)
+    }
+    assert all(point["step_ms"] > 0 for point in results["curve"])
+
+
+def other_worlds(self: Engine, context: Any, candidates: Any, genuine: Any = Engine.world_logits) -> Any:
+    return np.roll(genuine(self, context, candidates), 1, axis=0)
+
+
+def no_adapters(self: Engine, context: Any, candidates: Any) -> Any:
+    return np.tile(self.public_logits(context)[candidates], (self.num_worlds, 1))
+
+
+@pytest.mark.parametrize("wrong", [other_worlds, no_adapters])
+def test_a_wrong_answer_is_an_error_and_has_no_times(
+    wrong: Any, tiny_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "world_logits", wrong)
+    names = ["private-token-top12", "private-token-vs-peft-mixed", "prefill-256-top12", "concurrency"]
+    status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", *names)
+    assert status == 1
+    assert {row["name"] for row in results["rows"]} == set(names)
+    for row in results["rows"]:
+        assert "world" in row["error"]
+        assert row["holds"] is False
+        assert not {"ratio", "numerator", "denominator", "numerator_samples", "spread"} & row.keys()
+    assert "wrong answer" in report.markdown(results)
+
+
+def test_noise_of_another_size_is_a_wrong_answer(
+    tiny_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = release.noise_covariance
+    monkeypatch.setattr(release, "noise_covariance", lambda calibration: 1.001 * genuine(calibration))
+    status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", "release-vs-full-space")
+    assert status == 1
+    assert "noise covariance" in results["rows"][0]["error"]
+
+
+def test_ratio_and_spread_by_hand() -> None:
+    paired = Paired((10.0, 30.0, 20.0), (10.0, 10.0, 4.0))
+    # Medians 20 and 10; the pairs' ratios 1, 3 and 5 have quartiles 2 and 4.
+    assert (paired.ratio, paired.spread) == (2.0, 2.0)
+    assert paired.scaled(numerator=3.0, denominator=0.5).ratio == 12.0
+    assert Paired((1.0, 2.0, 6.0), (2.0, 2.0, 2.0), centre="mean").ratio == 1.5
+    assert Paired((1.0, 2.0), (4.0,)).ratio == 0.375
+
+
+def test_a_name_that_is_no_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        harness.main(["--only", "private-token-top13"])
+    assert stopped.value.code == 2
+    assert "private-token-top13" in capsys.readouterr().err
+
+
+def test_the_table_of_the_documentation_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    row = {"what": "a", "against": "b", "ratio": 0.04, "spread": 0.001, "target": 1 / 12, "direction": "<="}
+    results = {
+        "machine": {
+            "processor": "P",
+            "threads": 2,
+            "accelerator": None,
+            "versions": dict.fromkeys(("torch", "transformers", "peft"), "1"),
+        },
+        "setting": {"model": "m", "num_worlds": 128, "dtype": "bfloat16", "smoke": False},
+        "peaks": {"step_flops": 5e11, "many_flops": 6e11, "bytes_read": 19e9},
+        "finished": "today",
+        "rows": [row | {"limit": None, "holds": True, "notes": "once"}],
+        "curve": None,
+    }
+    page = tmp_path / "performance.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.write_docs(results, page)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "| a | b | 0.0400 | 0.00100 | ≤ 1/12 | - | holds |" in text
+    report.write_docs(results, page)
+    assert page.read_text() == text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="lacks the marks"):
+        report.write_docs(results, page)
