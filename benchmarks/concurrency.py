@@ -8,6 +8,7 @@ from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import interleaved, median_ms
 from benchmarks.workspace import Workspace
 from reticent.decoding.votes import top_candidates
+from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine, EngineContext
 
 _MOST_CACHE_BYTES = 16 * 2**30
@@ -38,7 +39,7 @@ def concurrent_requests(workspace: Workspace) -> Measured:
     adapters = workspace.adapters("attention")
     engine = Engine(workspace.decoder, adapters)
     check_engine(workspace, engine, adapters, workspace.prompt(sizes.context))
-    _check_together(workspace, engine)
+    _check_together(workspace, engine, adapters)
     length = len(start_of(workspace, sizes.pairs))
     contexts = [engine.open(workspace.prompt(length, number)) for number in range(sizes.requests + 1)]
     alone = Requests(engine, contexts[:1], sizes.num_candidates)
@@ -51,7 +52,7 @@ def concurrent_requests(workspace: Workspace) -> Measured:
     return Measured(times, times.centres_ms[0] / least, notes=notes)
 
 
-def _check_together(workspace: Workspace, engine: Engine) -> None:
+def _check_together(workspace: Workspace, engine: Engine, adapters: StackedAdapters) -> None:
     """Requests of different lengths in one step compute what each computes alone."""
     sizes = workspace.sizes
     prompts = [workspace.prompt(max(2, sizes.context - 3 * number), number) for number in range(3)]
@@ -59,17 +60,8 @@ def _check_together(workspace: Workspace, engine: Engine) -> None:
     together = [engine.open(prompt) for prompt in prompts]
     engine.extend(together, tokens)
     for prompt, token, context in zip(prompts, tokens, together, strict=True):
-        alone = engine.open(prompt)
-        engine.extend([alone], [token])
-        public_V = engine.public_logits(alone)
-        candidates_K = top_candidates(public_V, sizes.num_candidates)
-        parity.require_same_worlds(
-            "requests in one step",
-            engine.world_logits(context, candidates_K),
-            engine.world_logits(alone, candidates_K),
-            public_V[candidates_K],
-            workspace.dtype,
-        )
+        reference = parity.Reference.compute(workspace, adapters, [*prompt, token])
+        reference.require_engine("requests in one step", engine, context)
 
 
 def curve(workspace: Workspace) -> list[dict[str, object]]:

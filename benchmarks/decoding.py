@@ -10,7 +10,7 @@ from benchmarks import limits, parity
 from benchmarks.peers import PeftMixedStream, TransformersStream, loaded_peft
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import Paired, interleaved
-from benchmarks.workspace import Workspace
+from benchmarks.workspace import ALIKE, Workspace
 from reticent.decoding.votes import greedy_votes, gumbel_votes, top_candidates
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine, EngineContext
@@ -72,18 +72,7 @@ def check_engine(workspace: Workspace, engine: Engine, adapters: StackedAdapters
     context = engine.open(before[: -_PARITY_TOKENS + 1])
     for token in [*before[len(before) - _PARITY_TOKENS + 1 :], last]:
         engine.extend([context], [token])
-    public_V = engine.public_logits(context)
-    theirs_V = parity.reference_logits(workspace.model, prompt)
-    parity.require_close("public logits", public_V, theirs_V, parity.tolerance_of(workspace.dtype))
-    candidates_K = top_candidates(theirs_V, workspace.sizes.num_candidates)
-    worlds = parity.few_worlds(engine.num_worlds)
-    parity.require_same_worlds(
-        "world logits",
-        engine.world_logits(context, candidates_K)[worlds],
-        parity.reference_worlds(workspace.model, adapters, worlds, prompt)[:, candidates_K],
-        theirs_V[candidates_K],
-        workspace.dtype,
-    )
+    parity.Reference.compute(workspace, adapters, prompt).require_engine("decoding", engine, context)
 
 
 def start_of(workspace: Workspace, steps: int) -> list[int]:
@@ -117,18 +106,11 @@ def against_peft(workspace: Workspace) -> Measured:
     engine = Engine(workspace.decoder, adapters)
     sizes = workspace.sizes
     prompt = start_of(workspace, sizes.heavy_pairs)
-    few = parity.few_worlds(sizes.num_worlds)
-    check = PeftMixedStream(peft, prompt[:-1], few)
+    reference = parity.Reference.compute(workspace, adapters, prompt)
+    reference.require_engine("decoding", engine, engine.open(prompt))
+    check = PeftMixedStream(peft, prompt[:-1], [None, *reference.worlds])
     check.step(prompt[-1])
-    public_V = engine.public_logits(context := engine.open(prompt))
-    candidates_K = top_candidates(public_V, sizes.num_candidates)
-    parity.require_same_worlds(
-        "PEFT's world logits",
-        engine.world_logits(context, candidates_K)[few],
-        check.logits_WV.float().cpu().numpy()[:, candidates_K],
-        public_V[candidates_K],
-        workspace.dtype,
-    )
+    reference.require_rows("PEFT", check.logits_WV.float().cpu().numpy()[:, reference.candidates_K])
     ours = PrivateStream(engine, prompt, sizes.num_candidates)
     theirs = PeftMixedStream(peft, prompt, list(range(sizes.num_worlds)))
     times = interleaved(
@@ -142,8 +124,7 @@ def against_peft(workspace: Workspace) -> Measured:
 def mechanism_share(workspace: Workspace) -> Measured:
     """Everything outside the forward against the whole token, on average over a stream of coupled samples."""
     sizes = workspace.sizes
-    adapters = workspace.adapters("attention")
-    engine = Engine(workspace.decoder, adapters)
+    engine = Engine(workspace.decoder, workspace.adapters("attention", deviation=ALIKE))
     curator, coins = experimental_curator(sizes.num_worlds), PublicCoins.from_seed(workspace.seed, 0)
     context = engine.open(workspace.prompt(sizes.context))
     outside, whole, token = [], [], workspace.prompt(1)[0]

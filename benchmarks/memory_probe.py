@@ -17,7 +17,6 @@ from reticent.models import resolve_base_model
 from reticent.worlds.collection import RunDirectory
 
 _STATUS = Path("/proc/self/status")
-_COMPARED_TOKENS = 200
 
 
 def main(run: Path, context_len: int, dtype: torch.dtype, threads: int) -> dict[str, object]:
@@ -33,12 +32,12 @@ def main(run: Path, context_len: int, dtype: torch.dtype, threads: int) -> dict[
     context = engine.open(probe_prompt(context_len, engine.vocab_size))
     peak = _status_bytes("VmHWM")
     resident = _status_bytes("VmRSS")
-    candidates_K = np.arange(min(_COMPARED_TOKENS, engine.vocab_size))
-    logits = engine.world_logits(context, candidates_K)[few_worlds(engine.num_worlds)]
+    worlds_WV = engine.world_logits(context, np.arange(engine.vocab_size))[list(few_worlds(engine.num_worlds))]
+    logits = [engine.public_logits(context), *worlds_WV]
     return {
         "peak_bytes": peak - before,
         "resident_bytes": resident - before,
-        "world_logits": logits.tolist(),
+        "logits": [row.tolist() for row in logits],
     }
 
 

@@ -1,23 +1,37 @@
 """Is the answer right? Asked before any timing, since a fast wrong answer is an error.
 
-The reference is the base model's own class with one world's adapter added by forward hooks, in nothing but plain
-`torch` products: no code is shared with what is measured.
+The reference is the base model's own class with one world's adapter added by forward hooks, in plain `torch` products:
+no code is shared with what is measured. It is computed twice: in float32, which counts as exact, and in the type that
+is timed, which shows what rounding alone does. A computation is right if
+
+* it is about as close to the exact logits as the peer in the same type (at most twice its largest error), and
+* each world is closer to itself than to the bare base and to every other world compared, so that forgotten or exchanged
+  adapters cannot hide behind rounding.
+
+Logits are compared at the candidates and centred: a common shift changes no vote. Votes then agree wherever the exact
+margin is more than twice the largest error.
+
+Shape suffixes: W compared worlds, K candidates, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.workspace import Workspace
+from reticent.decoding.votes import top_candidates
 from reticent.ensemble.adapters import StackedAdapters
+from reticent.ensemble.engine import Engine, EngineContext
 
 Floats = NDArray[np.floating]
 
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2}
-_SHARE_OF_EFFECT = 0.5
+_TIMES_PEER_ERROR = 2.0
+_FLOAT32_ERROR = 1e-3
 
 
 class ParityError(Exception):
@@ -36,43 +50,74 @@ def require_close(what: str, ours: Floats, theirs: Floats, tolerance: float) -> 
     require(error <= tolerance, f"{what}: differs from the reference by {error:.2%}, allowed are {tolerance:.2%}")
 
 
-def tolerance_of(dtype: torch.dtype) -> float:
-    """How far logits in a type may be off, as a share of their norm once centred."""
-    return _TOLERANCE[dtype]
+@dataclass(frozen=True)
+class Reference:
+    """Next-token logits after one token sequence, at the exact public model's candidates.
 
-
-def require_same_worlds(
-    what: str, ours_WK: Floats, theirs_WK: Floats, public_K: Floats, dtype: torch.dtype, offset: int = 0
-) -> None:
-    """Raise unless each world's logits at the candidates agree, and so do the votes where rounding cannot decide them.
-
-    Logits are compared centred, as a common shift changes no vote. The difference must also be small beside what the
-    adapters change, or a computation that forgets the adapters would pass.
+    Row 0 is the public model, then come the compared worlds; `exact` in float32, `peer` in the type that is timed.
     """
-    public = _centred(public_K)
-    for world, (ours, theirs) in enumerate(zip(_centred(ours_WK), _centred(theirs_WK), strict=True), start=offset):
-        error, effect = np.linalg.norm(ours - theirs), np.linalg.norm(theirs - public)
-        require_close(f"{what}, world {world}", ours, theirs, tolerance_of(dtype))
-        require(
-            bool(error <= _SHARE_OF_EFFECT * effect),
-            f"{what}, world {world}: the error {error:.3g} is not small beside the adapter's effect {effect:.3g}",
-        )
-        margin = theirs.max() - theirs[ours.argmax()]
-        slack = 2 * np.abs(ours - theirs).max()
-        require(bool(margin <= slack), f"{what}, world {world}: another vote than the reference's, by {margin:.3g}")
+
+    worlds: tuple[int, ...]
+    candidates_K: NDArray[np.int64]
+    exact: NDArray[np.float64]
+    peer: NDArray[np.float64]
+
+    @classmethod
+    def compute(cls, workspace: Workspace, adapters: StackedAdapters, tokens: Sequence[int]) -> "Reference":
+        """Run the base's own class over the tokens, bare and with the adapters of a few worlds."""
+        worlds = few_worlds(adapters.num_adapters)
+        exact = _rows(workspace.exact_model, adapters, worlds, tokens)
+        peer = _rows(workspace.model, adapters, worlds, tokens)
+        candidates_K = top_candidates(exact[0], workspace.sizes.num_candidates)
+        return cls(worlds, candidates_K, _centred(exact[:, candidates_K]), _centred(peer[:, candidates_K]))
+
+    def require_engine(self, what: str, engine: Engine, context: EngineContext) -> None:
+        """Raise unless an engine's context has the right logits."""
+        public_K = engine.public_logits(context)[self.candidates_K]
+        worlds_WK = engine.world_logits(context, self.candidates_K)[list(self.worlds)]
+        self.require_rows(what, np.concatenate([public_K[None], worlds_WK]))
+
+    def require_rows(self, what: str, logits: Floats) -> None:
+        """Raise unless these logits, public model first, are right."""
+        rows = _centred(logits)
+        noise = float(np.linalg.norm(self.peer - self.exact, axis=1).max())
+        for place, row in enumerate(rows):
+            name = f"{what}, world {self.worlds[place - 1]}" if place else f"{what}, public model"
+            distances = np.linalg.norm(row - self.exact, axis=1)
+            error = float(distances[place])
+            allowed = _TIMES_PEER_ERROR * noise + _FLOAT32_ERROR * float(np.linalg.norm(self.exact[place]))
+            require(error <= allowed, f"{name}: is off by {error:.3g}, rounding explains {allowed:.3g}")
+            others = np.delete(distances, place)
+            require(error < others.min(), f"{name}: is as close to another world as to itself")
 
 
-def few_worlds(num_worlds: int) -> list[int]:
+def few_worlds(num_worlds: int) -> tuple[int, ...]:
     """The worlds that are compared: the first, the last and one between."""
-    return sorted({0, num_worlds // 2, num_worlds - 1})
+    return tuple(sorted({0, num_worlds // 2, num_worlds - 1}))
+
+
+@torch.inference_mode()
+def _rows(model: Any, adapters: StackedAdapters, worlds: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Logits after the whole sequence, without a cache: bare, then with each world's adapter; float32[1 + W, V]."""
+    ids = torch.tensor([list(tokens)], device=model.device)
+
+    def last() -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = model(input_ids=ids, use_cache=False).logits[0, -1].float().cpu().numpy()
+        return logits
+
+    rows = [last()]
+    for world in worlds:
+        with _one_world(model, adapters, world):
+            rows.append(last())
+    return np.stack(rows)
 
 
 @contextmanager
-def one_world(model: Any, adapters: StackedAdapters, world: int) -> Iterator[None]:
+def _one_world(model: Any, adapters: StackedAdapters, world: int) -> Iterator[None]:
     """Make a `transformers` model compute y = W x + scale · B (A x) with one world's matrices."""
 
     def hook(path: str) -> Any:
-        down, up = adapters.down[path][world], adapters.up[path][world]
+        down, up = (side[path][world].to(model.device, model.dtype) for side in (adapters.down, adapters.up))
         return lambda _module, inputs, output: output + adapters.scale * (inputs[0] @ down.mT @ up.mT)
 
     handles = [model.get_submodule(path).register_forward_hook(hook(path)) for path in adapters.down]
@@ -81,25 +126,6 @@ def one_world(model: Any, adapters: StackedAdapters, world: int) -> Iterator[Non
     finally:
         for handle in handles:
             handle.remove()
-
-
-@torch.inference_mode()
-def reference_logits(model: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Next-token logits after a whole sequence, without a cache, float32[V]."""
-    ids = torch.tensor([list(tokens)], device=model.device)
-    logits: NDArray[np.float32] = model(input_ids=ids, use_cache=False).logits[0, -1].float().cpu().numpy()
-    return logits
-
-
-def reference_worlds(
-    model: Any, adapters: StackedAdapters, worlds: Sequence[int], tokens: Sequence[int]
-) -> NDArray[np.float32]:
-    """`reference_logits` of some worlds, float32[len(worlds), V]."""
-    rows = []
-    for world in worlds:
-        with one_world(model, adapters, world):
-            rows.append(reference_logits(model, tokens))
-    return np.stack(rows)
 
 
 def _centred(logits: Floats) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """The peers: one `transformers` decode step, and PEFT with every adapter loaded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ def prefill(model: Any, prompt: list[int]) -> None:
 
 
 class PeftMixedStream:
-    """One decode stream a world, all in one PEFT mixed batch (`adapter_names`, one adapter a row)."""
+    """One decode stream a world in one PEFT mixed batch (`adapter_names`, one a row); None is the bare base."""
 
-    def __init__(self, model: Any, prompt: list[int], worlds: list[int]) -> None:
+    def __init__(self, model: Any, prompt: list[int], worlds: Sequence[int | None]) -> None:
         self._model = model
-        self._names = [adapter_name(world) for world in worlds]
+        self._names = ["__base__" if world is None else adapter_name(world) for world in worlds]
         self._cache = DynamicCache(config=model.config)
         self._next = torch.tensor([prompt], device=model.device).expand(len(worlds), -1)
         self.logits_WV = self._forward()

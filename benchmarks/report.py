@@ -97,9 +97,8 @@ def markdown(results: dict[str, Any]) -> str:
     lines += ["| what | against | ratio | spread | target | limit | |", "|---|---|--:|--:|--:|--:|---|"]
     for row in results["rows"]:
         if "error" in row:
-            lines.append(
-                f"| {row['what']} | {row['against']} | {_NOTHING} | {_NOTHING} | {_target(row)} | {_NOTHING} | wrong answer |"
-            )
+            cells = " | ".join((_NOTHING, _NOTHING, _target(row), _NOTHING))
+            lines.append(f"| {row['what']} | {row['against']} | {cells} | wrong answer |")
             continue
         cells = " | ".join(_ratio_cells(row))
         verdict = "holds" if row["holds"] else "**missed**"

@@ -14,6 +14,10 @@ from reticent.ensemble.forward import BatchedDecoder, batched_decoder
 from reticent.models import BaseModel, resolve_base_model
 
 _LAYERS_OF_REFERENCE = 30
+_DISTINCT = 0.03
+"""Standard deviation of B's entries with which worlds stand out against bfloat16's rounding."""
+ALIKE = 0.01
+"""One with which they mostly agree on the next token, as trained worlds do."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ class Workspace:
         return self.base.load(self.dtype).to(self.device)
 
     @cached_property
+    def exact_model(self) -> Any:
+        """The base in float32: what rounding is measured against."""
+        return self.model if self.dtype == torch.float32 else self.base.load(torch.float32).to(self.device)
+
+    @cached_property
     def decoder(self) -> BatchedDecoder:
         """The base as Reticent runs it."""
         return batched_decoder(self.model)
@@ -106,14 +115,16 @@ class Workspace:
         """So many of 30 blocks, or as large a share of another base's."""
         return max(1, count * len(self.architecture.layers) // _LAYERS_OF_REFERENCE)
 
-    def adapters(self, names: str, top: int | None = None, num_worlds: int | None = None) -> StackedAdapters:
-        """Random adapters, the same for the same arguments; B is small, so that worlds mostly agree, as trained do."""
+    def adapters(
+        self, names: str, top: int | None = None, num_worlds: int | None = None, deviation: float = _DISTINCT
+    ) -> StackedAdapters:
+        """Random adapters, the same for the same arguments."""
         generator = torch.Generator().manual_seed(self.seed)
         count, rank = num_worlds or self.sizes.num_worlds, self.sizes.rank
         down, up = {}, {}
         for module in select_modules(self.architecture, [names], None if top is None else self.top(top)):
             a = torch.randn(count, rank, module.in_features, generator=generator) * module.in_features**-0.5
-            b = torch.randn(count, module.out_features, rank, generator=generator) * 0.01
+            b = torch.randn(count, module.out_features, rank, generator=generator) * deviation
             down[module.path], up[module.path] = a.to(self.device, self.dtype), b.to(self.device, self.dtype)
         return StackedAdapters(down, up, alpha=2.0 * rank)
 

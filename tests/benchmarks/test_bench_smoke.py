@@ -110,12 +110,12 @@ def test_the_table_of_the_documentation_is_replaced_and_nothing_else(tmp_path: P
         "curve": None,
     }
     page = tmp_path / "performance.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    page.write_text(f"before\n{report.BEGIN}\nformer table\n{report.END}\nafter\n")
     report.write_docs(results, page)
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "former table" not in text
     assert "| a | b | 0.0400 | 0.00100 | ≤ 1/12 | - | holds |" in text
     report.write_docs(results, page)
     assert page.read_text() == text
