@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_ROWS_AT_ONCE = 512
+_ROWS_AT_ONCE = 256
+"""Enough rows to keep the products busy; few enough that their logits are reused memory, not fresh pages."""
 
 
 def chunked_cross_entropy(
@@ -40,21 +41,27 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_N: Tensor, weights_N: Tensor
     ) -> tuple[Tensor, Tensor]:
+        num_rows, chunk = hidden_ND.shape[0], min(_ROWS_AT_ONCE, hidden_ND.shape[0])
         losses_N = torch.empty_like(weights_N)
         gradient_ND = torch.empty_like(hidden_ND)
-        for start in range(0, hidden_ND.shape[0], _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            error_NV = functional.linear(hidden_ND[rows], head_VD, head_bias_V).softmax(-1)
-            target_N1 = targets_N[rows, None]
-            hit_N1 = error_NV.gather(1, target_N1).float()
+        logits_NV = hidden_ND.new_empty(chunk, head_VD.shape[0])
+        error_NV = torch.empty_like(logits_NV)
+        for start in range(0, num_rows, chunk):
+            rows = slice(start, min(start + chunk, num_rows))
+            size = rows.stop - start
+            logits, error, row = logits_NV[:size], error_NV[:size], torch.arange(size, device=targets_N.device)
+            torch.mm(hidden_ND[rows], head_VD.t(), out=logits)
+            if head_bias_V is not None:
+                logits += head_bias_V
+            torch.softmax(logits, -1, out=error)
+            hit_N = error[row, targets_N[rows]].float()
             # softmax − onehot, with 1 − p summed from the other entries: exact also where p rounds to 1.
-            error_NV.scatter_(1, target_N1, 0.0)
-            miss_N1 = error_NV.sum(1, keepdim=True, dtype=torch.float32)
-            error_NV.scatter_(1, target_N1, -miss_N1.to(error_NV.dtype))
-            sure_N1 = torch.log1p(-miss_N1.clamp(max=0.5))
-            unsure_N1 = hit_N1.clamp(min=torch.finfo(torch.float32).tiny).log()
-            losses_N[rows] = -torch.where(miss_N1 < 0.5, sure_N1, unsure_N1)[:, 0]
-            gradient_ND[rows] = (error_NV @ head_VD) * weights_N[rows, None].to(error_NV.dtype)
+            error[row, targets_N[rows]] = 0.0
+            miss_N = error.sum(1)
+            error[row, targets_N[rows]] = -miss_N
+            losses_N[rows] = _negative_log(hit_N, miss_N.float())
+            torch.mm(error, head_VD, out=gradient_ND[rows])
+        gradient_ND *= weights_N[:, None].to(gradient_ND.dtype)
         ctx.save_for_backward(gradient_ND)
         ctx.mark_non_differentiable(losses_N)
         return (losses_N * weights_N).sum(), losses_N
@@ -63,3 +70,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient_ND,) = ctx.saved_tensors
         return gradient_ND * gradients[0].to(gradient_ND.dtype), None, None, None, None
+
+
+def _negative_log(hit_N: Tensor, miss_N: Tensor) -> Tensor:
+    """−log p in nats from p and 1 − p, by whichever is the more accurate; at most about 87, where p underflows."""
+    sure_N = torch.log1p(-miss_N.clamp(max=0.5))
+    unsure_N = hit_N.clamp(min=torch.finfo(torch.float32).tiny).log()
+    return -torch.where(miss_N < 0.5, sure_N, unsure_N)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from reticent.adaptation.checkpoint import Checkpoint
 from reticent.adaptation.loss import chunked_cross_entropy
+from reticent.adaptation.memory import keep_freed_memory
 from reticent.adaptation.schedule import Schedule
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.adaptation.texts import EncodedTexts
@@ -50,6 +51,7 @@ class MultiWorldTrainer:
         training: TrainingSettings,
         scratch: Path,
     ) -> None:
+        keep_freed_memory()
         self._decoder = decoder
         self._texts = texts
         self._lora = lora
