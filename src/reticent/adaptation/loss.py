@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 _ROWS_AT_ONCE = 256
 """Enough rows to keep the products busy; few enough that their logits are reused memory, not fresh pages."""
