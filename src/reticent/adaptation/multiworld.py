@@ -85,7 +85,8 @@ class MultiWorldTrainer:
             schedule: which records each world takes in each step.
             worlds: the worlds of this micro-batch.
             checkpoint: where interrupted work is kept; saved when it is due.
-            on_tokens: called after each step with the number of tokens trained on.
+            on_tokens: called after each step with the number of tokens trained on, and first with those of the steps
+                that the checkpoint holds.
         """
         num_worlds = len(range(*worlds.indices(schedule.members.shape[1])))
         device = self._decoder.architecture.device
@@ -96,6 +97,7 @@ class MultiWorldTrainer:
         optimiser = torch.optim.AdamW(parameters, lr=self._training.learning_rate, weight_decay=0.0, fused=True)
         totals = torch.zeros(2, num_worlds, dtype=torch.float64)
         first_step = checkpoint.restore(parameters, optimiser, totals)
+        on_tokens(sum(int(self._num_targets(schedule.batch(step, worlds)).sum()) for step in range(first_step)))
         for step in range(first_step, schedule.num_steps):
             if step % schedule.steps_per_epoch == 0:
                 totals.zero_()
@@ -113,9 +115,9 @@ class MultiWorldTrainer:
     ) -> int:
         """One optimiser step; adds each world's summed loss and token count to `totals`; returns the token count."""
         architecture = self._decoder.architecture
-        lengths_GB = np.where(records_GB < 0, 0, self._texts.lengths[records_GB])
-        # The last token is only a target, so it needs no position of its own.
-        num_positions = int(lengths_GB.max()) - 1
+        targets_GB = self._num_targets(records_GB)
+        # The last token of a text is only a target, so it needs no position of its own.
+        num_positions = int(targets_GB.max())
         hidden_GND = self.trunk.gather(records_GB, num_positions)
         positions_N = torch.arange(num_positions, device=architecture.device).repeat(records_GB.shape[1])
         working = adapters.to(architecture.dtype, architecture.device)
@@ -126,7 +128,7 @@ class MultiWorldTrainer:
             self._decoder.causal_attention(records_GB.shape[1]),
             group_by_layer(architecture, working),
         )
-        scored_GBT = np.arange(num_positions) < (lengths_GB - 1)[..., None]
+        scored_GBT = np.arange(num_positions) < targets_GB[..., None]
         targets = self._texts.tokens[self.trunk.token_index(records_GB, num_positions + 1)[..., 1:][scored_GBT]]
         count_G = scored_GBT.sum((1, 2))
         world_of_row = np.repeat(np.arange(len(records_GB)), count_G)
@@ -145,6 +147,10 @@ class MultiWorldTrainer:
         totals[0].index_add_(0, torch.from_numpy(world_of_row), losses.double().cpu())
         totals[1] += torch.from_numpy(count_G)
         return int(count_G.sum())
+
+    def _num_targets(self, records_GB: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many tokens of each record are predicted; 0 where there is no record."""
+        return np.where(records_GB < 0, 0, self._texts.lengths[records_GB] - 1)
 
     def _learning_rate_at(self, step: int, num_steps: int) -> float:
         warmup = max(1, round(_WARMUP_SHARE * num_steps))
