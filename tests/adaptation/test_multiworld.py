@@ -326,3 +326,22 @@ def test_tokens_are_counted_as_they_are_trained_on(tmp_path: Path) -> None:
     )
     assert len(counts) == schedule.num_steps
     assert sum(counts) == TRAINING.epochs * int((schedule.members.sum(1) * (texts.lengths - 1)).sum())
+
+
+def test_a_resumed_build_counts_the_tokens_of_the_steps_it_skips(tmp_path: Path) -> None:
+    texts, schedule = encoded(), world_schedule()
+    trainer = make_trainer("llama", ATTENTION_TOP2, tmp_path, texts)
+    path, worlds = tmp_path / "checkpoint", slice(0, NUM_WORLDS)
+
+    def stop_after_three_steps(counts: list[int], tokens: int) -> None:
+        counts.append(tokens)
+        if len(counts) == 3:
+            raise KeyboardInterrupt
+
+    first: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(schedule, worlds, Checkpoint(path, 0.0), lambda n: stop_after_three_steps(first, n))
+    second: list[int] = []
+    trainer.train(schedule, worlds, Checkpoint(path, 0.0), second.append)
+    assert second[0] == sum(first)
+    assert sum(second) == TRAINING.epochs * int((schedule.members.sum(1) * (texts.lengths - 1)).sum())

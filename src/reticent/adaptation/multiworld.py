@@ -97,7 +97,8 @@ class MultiWorldTrainer:
         optimiser = torch.optim.AdamW(parameters, lr=self._training.learning_rate, weight_decay=0.0, fused=True)
         totals = torch.zeros(2, num_worlds, dtype=torch.float64)
         first_step = checkpoint.restore(parameters, optimiser, totals)
-        on_tokens(sum(int(self._num_targets(schedule.batch(step, worlds)).sum()) for step in range(first_step)))
+        if first_step:
+            on_tokens(sum(int(self._num_targets(schedule.batch(step, worlds)).sum()) for step in range(first_step)))
         for step in range(first_step, schedule.num_steps):
             if step % schedule.steps_per_epoch == 0:
                 totals.zero_()
