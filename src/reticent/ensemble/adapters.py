@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reticent.ensemble.architecture import Architecture, LinearGroup, Module
 from reticent.ensemble.batched import GroupAdapters
-from reticent.ensemble.forward import LayerAdapters
+from reticent.ensemble.block import LayerAdapters
 from reticent.errors import InvalidValueError
 
 ATTENTION_MODULES = "attention"

@@ -15,20 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from reticent.ensemble.architecture import Architecture, Layer, QkvLayout
+from reticent.ensemble.architecture import Architecture
 from reticent.ensemble.attention import causal_attention
-from reticent.ensemble.batched import GroupAdapters, adapted_linear
-from reticent.ensemble.pointwise import gated_silu
+from reticent.ensemble.block import NO_ADAPTERS, Heads, LayerAdapters, Rotation, after_attention, before_attention
 from reticent.ensemble.reading import SUPPORTED_FAMILIES, read_architecture
 from reticent.errors import ModelError
 
-LayerAdapters = Sequence[GroupAdapters | None]
-"""The adapters of one layer, in the order of `Layer.groups`."""
-
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer index, query [G, N, H, C], key, value [G, N, H_kv, C]) -> [G, N, H, C]."""
-
-_NO_ADAPTERS: LayerAdapters = (None, None, None, None)
 
 
 class BatchedDecoder:
@@ -39,6 +33,9 @@ class BatchedDecoder:
 
     def __init__(self, architecture: Architecture) -> None:
         self.architecture = architecture
+        self._heads = Heads(
+            architecture.num_heads, architecture.num_kv_heads, architecture.head_dim, architecture.qkv_layout
+        )
 
     @property
     def num_layers(self) -> int:
@@ -72,10 +69,13 @@ class BatchedDecoder:
             adapters: for each block of `layers` its adapters, or None for the bare base.
             skip: leading rows without an adapter.
         """
-        rotary = self._rotary_at(positions_N)
+        rotation = self._rotation_at(positions_N)
         for offset, index in enumerate(layers):
-            layer_adapters = _NO_ADAPTERS if adapters is None else adapters[offset]
-            hidden_GND = self._run_layer(hidden_GND, index, rotary, attend, layer_adapters, skip)
+            layer = self.architecture.layers[index]
+            its_adapters = NO_ADAPTERS if adapters is None else adapters[offset]
+            normed, *qkv = before_attention(hidden_GND, layer, self._heads, rotation, its_adapters, skip)
+            mixed = attend(index, *qkv).flatten(2)
+            hidden_GND = after_attention(hidden_GND, normed, mixed, layer, its_adapters, skip)
         return hidden_GND
 
     def final_hidden(self, hidden: Tensor) -> Tensor:
@@ -111,63 +111,11 @@ class BatchedDecoder:
             query, key, value, architecture.layers[layer].attention_scale, architecture.alibi_slopes_H
         )
 
-    def _rotary_at(self, positions_N: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _rotation_at(self, positions_N: Tensor) -> Rotation | None:
         rotary = self.architecture.rotary
         if rotary is None:
             return None
-        return rotary.cos_PR[positions_N][:, None], rotary.sin_PR[positions_N][:, None]
-
-    def _run_layer(
-        self,
-        x_GND: Tensor,
-        index: int,
-        rotary: tuple[Tensor, Tensor] | None,
-        attend: Attend,
-        adapters: LayerAdapters,
-        skip: int,
-    ) -> Tensor:
-        layer = self.architecture.layers[index]
-        normed = layer.attention_norm(x_GND)
-        query, key, value = self._split_heads(adapted_linear(normed, layer.qkv, adapters[0], skip))
-        if rotary is not None:
-            query, key = self._rotate(query, rotary), self._rotate(key, rotary)
-        mixed = attend(index, query, key, value).flatten(2)
-        attention = adapted_linear(mixed, layer.attention_output, adapters[1], skip)
-        if layer.mlp_norm is None:
-            return x_GND + attention + _feed_forward(normed, layer, adapters, skip)
-        hidden = x_GND + attention
-        return hidden + _feed_forward(layer.mlp_norm(hidden), layer, adapters, skip)
-
-    def _split_heads(self, qkv_GNO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[G, N, O] -> query [G, N, H, C], key and value [G, N, H_kv, C]."""
-        architecture = self.architecture
-        if architecture.qkv_layout is QkvLayout.PER_HEAD:
-            query, key, value = qkv_GNO.view(
-                *qkv_GNO.shape[:-1], architecture.num_heads, 3, architecture.head_dim
-            ).unbind(-2)
-            return query, key, value
-        heads = [architecture.num_heads, architecture.num_kv_heads, architecture.num_kv_heads]
-        per_head = qkv_GNO.view(*qkv_GNO.shape[:-1], sum(heads), architecture.head_dim)
-        query, key, value = torch.split(per_head, heads, dim=-2)
-        return query, key, value
-
-    def _rotate(self, x_GNHC: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        cos, sin = rotary
-        size = cos.shape[-1]
-        rotated, passed = x_GNHC[..., :size], x_GNHC[..., size:]
-        assert self.architecture.rotary is not None
-        if self.architecture.rotary.interleaved:
-            turned = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), dim=-1).flatten(-2)
-        else:
-            turned = torch.cat((-rotated[..., size // 2 :], rotated[..., : size // 2]), dim=-1)
-        rotated = rotated * cos + turned * sin
-        return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
-
-
-def _feed_forward(x_GND: Tensor, layer: Layer, adapters: LayerAdapters, skip: int) -> Tensor:
-    inner = adapted_linear(x_GND, layer.mlp_input, adapters[2], skip)
-    inner = gated_silu(inner) if layer.activation is None else layer.activation(inner)
-    return adapted_linear(inner, layer.mlp_output, adapters[3], skip)
+        return Rotation(rotary.cos_PR[positions_N][:, None], rotary.sin_PR[positions_N][:, None], rotary.interleaved)
 
 
 def _by_text(x: Tensor, batch: int) -> Tensor:
