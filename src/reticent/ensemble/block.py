@@ -1,0 +1,93 @@
+"""One transformer block for many rows, as two pure functions: what comes before attention, and what after.
+
+They take tensors and records of tensors alone, so that a compiler can fuse each into few kernels and use the result for
+every block of the same shape.
+
+Shape suffixes: G rows, N tokens in a row, D hidden size, H heads, C head dimension, O output features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reticent.ensemble.architecture import Layer, QkvLayout
+from reticent.ensemble.batched import GroupAdapters, adapted_linear
+from reticent.ensemble.pointwise import gated_silu
+
+LayerAdapters = Sequence[GroupAdapters | None]
+"""The adapters of one block, in the order of `Layer.groups`."""
+
+NO_ADAPTERS: LayerAdapters = (None, None, None, None)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How attention's projections split into heads; the same in every block."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layout: QkvLayout
+
+    def split(self, qkv_GNO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[G, N, O] -> query [G, N, H, C], key and value [G, N, H_kv, C]."""
+        shape = qkv_GNO.shape[:-1]
+        if self.layout is QkvLayout.PER_HEAD:
+            query, key, value = qkv_GNO.view(*shape, self.num_heads, 3, self.head_dim).unbind(-2)
+            return query, key, value
+        heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        query, key, value = torch.split(qkv_GNO.view(*shape, sum(heads), self.head_dim), heads, dim=-2)
+        return query, key, value
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary position embedding at the positions of the N tokens: cosines and sines [N, 1, R]."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+    def __call__(self, x_GNHC: Tensor) -> Tensor:
+        """Rotate the first R of C dimensions."""
+        size = self.cos.shape[-1]
+        rotated, passed = x_GNHC[..., :size], x_GNHC[..., size:]
+        if self.interleaved:
+            turned = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), dim=-1).flatten(-2)
+        else:
+            turned = torch.cat((-rotated[..., size // 2 :], rotated[..., : size // 2]), dim=-1)
+        rotated = rotated * self.cos + turned * self.sin
+        return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
+
+
+def before_attention(
+    x_GND: Tensor, layer: Layer, heads: Heads, rotation: Rotation | None, adapters: LayerAdapters, skip: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalise and project: the normalised input [G, N, D], query [G, N, H, C], key and value [G, N, H_kv, C]."""
+    normed = layer.attention_norm(x_GND)
+    query, key, value = heads.split(adapted_linear(normed, layer.qkv, adapters[0], skip))
+    if rotation is not None:
+        query, key = rotation(query), rotation(key)
+    return normed, query, key, value
+
+
+def after_attention(
+    x_GND: Tensor, normed_GND: Tensor, mixed_GNO: Tensor, layer: Layer, adapters: LayerAdapters, skip: int
+) -> Tensor:
+    """From what attention mixed to the block's output, [G, N, D].
+
+    Args:
+        x_GND: the block's input.
+        normed_GND: its normalisation, which a parallel block feeds forward.
+        mixed_GNO: attention's output, heads side by side.
+        layer: the block.
+        adapters: its adapters.
+        skip: leading rows without an adapter.
+    """
+    hidden = x_GND + adapted_linear(mixed_GNO, layer.attention_output, adapters[1], skip)
+    inner = normed_GND if layer.mlp_norm is None else layer.mlp_norm(hidden)
+    inner = adapted_linear(inner, layer.mlp_input, adapters[2], skip)
+    inner = gated_silu(inner) if layer.activation is None else layer.activation(inner)
+    return hidden + adapted_linear(inner, layer.mlp_output, adapters[3], skip)
