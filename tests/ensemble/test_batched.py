@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer, group_by_layer, select_modules
 from reticent.ensemble.architecture import LinearGroup, Module
-from reticent.ensemble.batched import GroupAdapters, adapted_linear
+from reticent.ensemble.batched import GroupAdapters, _bag_product, adapted_linear
 from reticent.ensemble.reading import read_architecture
 from reticent.errors import InvalidValueError
 
@@ -38,7 +38,7 @@ def random_group(adapted: tuple[int, ...], rank: int, scale: float, bias: bool) 
 def one_adapter_at_a_time(x_GNI: Tensor, group: LinearGroup, adapters: GroupAdapters, skip: int) -> Tensor:
     rank = adapters.ups[0].shape[2]
     rows = []
-    for row in range(skip + adapters.num_adapters):
+    for row in range(skip + NUM_ADAPTERS):
         x_NI = x_GNI[0 if len(x_GNI) == 1 else row]
         y_NO = x_NI @ group.weight_OI.T + (0 if group.bias_O is None else group.bias_O)
         if row >= skip:
@@ -112,12 +112,35 @@ def test_without_adapters_every_row_sees_the_bare_base() -> None:
     torch.testing.assert_close(adapted_linear(x_GNI, group, None, 1), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shared_row", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 16, 17])
+@pytest.mark.parametrize(("adapted", "rank", "scale", "skip", "bias"), CASES)
+def test_packed_adapters_are_the_same_adapters(
+    adapted: tuple[int, ...], rank: int, scale: float, skip: int, bias: bool, tokens: int, shared_row: bool
+) -> None:
+    group, adapters = random_group(adapted, rank, scale, bias)
+    x_GNI = random(1 if shared_row else skip + NUM_ADAPTERS, tokens, IN_FEATURES, seed=9)
+    expected = one_adapter_at_a_time(x_GNI, group, adapters, skip)
+    computed = adapted_linear(x_GNI, group, adapters.packed(), skip)
+    torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_packed_adapters_in_bfloat16_round_once_a_product(tokens: int) -> None:
+    table, weights = (
+        random(NUM_ADAPTERS, 576, 24, seed=1).bfloat16(),
+        random(NUM_ADAPTERS, tokens, 576, seed=2).bfloat16(),
+    )
+    exact = torch.bmm(weights.double(), table.double())
+    # Sums in bfloat16 would be off by some 20 times as much.
+    assert ((_bag_product(weights, table).double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-3).all()
+
+
 def test_a_range_of_rows_is_the_batch_of_those_adapters() -> None:
     group, adapters = random_group((0, 2), 3, 2.0, bias=True)
     x_GNI = random(NUM_ADAPTERS, TOKENS, IN_FEATURES, seed=9)
     whole = adapted_linear(x_GNI, group, adapters, 0)
-    part = adapters.rows(slice(1, 3))
-    assert part.num_adapters == 2
+    part = adapters.packed().rows(slice(1, 3))
     torch.testing.assert_close(adapted_linear(x_GNI[1:], group, part, 0), whole[1:], rtol=1e-12, atol=1e-12)
 
 

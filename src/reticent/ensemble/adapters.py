@@ -11,7 +11,6 @@ from torch import Tensor
 
 from reticent.ensemble.architecture import Architecture, LinearGroup, Module
 from reticent.ensemble.batched import GroupAdapters
-from reticent.ensemble.block import LayerAdapters
 from reticent.errors import InvalidValueError
 
 ATTENTION_MODULES = "attention"
@@ -117,7 +116,7 @@ def first_adapted_layer(architecture: Architecture, paths: Iterable[str]) -> int
     return min(layer_of[path] for path in paths)
 
 
-def group_by_layer(architecture: Architecture, adapters: StackedAdapters) -> list[LayerAdapters]:
+def group_by_layer(architecture: Architecture, adapters: StackedAdapters) -> list[tuple[GroupAdapters | None, ...]]:
     """Arrange adapters for the forward pass: for each block from the lowest adapted one, one entry a linear group."""
     lowest = first_adapted_layer(architecture, adapters.down)
     return [tuple(_group_adapters(group, adapters) for group in layer.groups) for layer in architecture.layers[lowest:]]

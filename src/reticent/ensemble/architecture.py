@@ -103,10 +103,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary position embedding: tables over all positions; `interleaved` rotates (0,1), (2,3), … (GPT-J)."""
+    """Rotary position embedding over all positions; see `block.Rotation` for the convention of sign and pairs."""
 
     cos_PR: Tensor
-    sin_PR: Tensor
+    signed_sin_PR: Tensor
     interleaved: bool
 
 

@@ -3,11 +3,15 @@
 A batch holds `skip` leading rows that see the bare base (the public model) and then one row per adapter. For row j with
 adapter (A_j, B_j): y_j = W x_j + bias + scale · B_j A_j x_j (LoRA, arXiv 2106.09685, equation 3).
 
+The same adapters come in two forms: `GroupAdapters` as they are trained, and `PackedAdapters`, laid out for decoding,
+where each row brings one token or a few and reading the adapters is all the work.
+
 Shape suffixes: G rows (skip + M), M adapters, N tokens in a row, I inputs, O outputs, R rank, S summed rank of a group.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,10 +20,12 @@ from torch.nn import functional
 
 from reticent.ensemble.architecture import LinearGroup
 
+_MOST_TOKENS_AS_BAGS = 16
+
 
 @dataclass(frozen=True)
 class GroupAdapters:
-    """The adapters of one `LinearGroup`, stacked over worlds.
+    """The adapters of one `LinearGroup`, stacked over worlds, for training.
 
     Attributes:
         down_MSI: the A matrices of the group's adapted modules, concatenated over rank.
@@ -33,17 +39,60 @@ class GroupAdapters:
     slices: tuple[tuple[int, int], ...]
     scale: float
 
-    @property
-    def num_adapters(self) -> int:
-        """M."""
-        return self.down_MSI.shape[0]
+    def linear(self, x_GNI: Tensor, group: LinearGroup, skip: int) -> Tensor:
+        """See `adapted_linear`; carries gradients to the input and to the adapters."""
+        result: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
+            x_GNI, group.weight_OI, group.bias_O, self.slices, self.scale, skip, self.down_MSI, *self.ups
+        )
+        return result
 
-    def rows(self, rows: slice) -> "GroupAdapters":
+    def packed(self) -> "PackedAdapters":
+        """The same adapters laid out for decoding."""
+        wide = torch.promote_types(self.down_MSI.dtype, torch.float32)
+        ups = tuple((self.scale * up.to(wide)).to(up.dtype).mT.contiguous() for up in self.ups)
+        return PackedAdapters(self.down_MSI.mT.contiguous(), ups, self.slices)
+
+
+@dataclass(frozen=True)
+class PackedAdapters:
+    """The adapters of one `LinearGroup`, stacked over worlds, for decoding; carries no gradients.
+
+    Both products are sums of weighted rows of a table, which is what `embedding_bag` computes in one pass: for few
+    tokens on a processor it reads the adapters once at the speed of memory, where a batched matrix product spends
+    most of its time on setting up each small product.
+
+    Attributes:
+        down_MIS: the transposed A matrices, concatenated over rank.
+        ups: the transposed B matrix of each adapted module times alpha / rank, [M, R, O].
+        slices: for each adapted module, its range in the group's output.
+    """
+
+    down_MIS: Tensor
+    ups: tuple[Tensor, ...]
+    slices: tuple[tuple[int, int], ...]
+
+    def rows(self, rows: slice) -> "PackedAdapters":
         """The adapters of some consecutive worlds, sharing memory."""
-        return GroupAdapters(self.down_MSI[rows], tuple(up[rows] for up in self.ups), self.slices, self.scale)
+        return PackedAdapters(self.down_MIS[rows], tuple(up[rows] for up in self.ups), self.slices)
+
+    def linear(self, x_GNI: Tensor, group: LinearGroup, skip: int) -> Tensor:
+        """See `adapted_linear`."""
+        y_GNO, rows_MNI = _base_and_rows(x_GNI, group.weight_OI, group.bias_O, self.down_MIS.shape[0], skip)
+        on_host, num_tokens = x_GNI.device.type == "cpu", x_GNI.shape[1]
+        down = _bag_product if on_host and num_tokens == 1 else torch.bmm
+        up = _bag_product if on_host and num_tokens <= _MOST_TOKENS_AS_BAGS else torch.bmm
+        low_MNS = down(rows_MNI, self.down_MIS)
+        start = 0
+        for (first, last), up_MRO in zip(self.slices, self.ups, strict=True):
+            stop = start + up_MRO.shape[1]
+            y_GNO[skip:, :, first:last] += up(low_MNS[..., start:stop], up_MRO)
+            start = stop
+        return y_GNO
 
 
-def adapted_linear(x_GNI: Tensor, group: LinearGroup, adapters: GroupAdapters | None, skip: int) -> Tensor:
+def adapted_linear(
+    x_GNI: Tensor, group: LinearGroup, adapters: GroupAdapters | PackedAdapters | None, skip: int
+) -> Tensor:
     """Apply a linear group to every row, each with its own adapter.
 
     Args:
@@ -57,14 +106,37 @@ def adapted_linear(x_GNI: Tensor, group: LinearGroup, adapters: GroupAdapters | 
     """
     if adapters is None:
         return functional.linear(x_GNI, group.weight_OI, group.bias_O)
-    result: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
-        x_GNI, group.weight_OI, group.bias_O, adapters.slices, adapters.scale, skip, adapters.down_MSI, *adapters.ups
-    )
-    return result
+    return adapters.linear(x_GNI, group, skip)
+
+
+def _base_and_rows(
+    x_GNI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, num_adapters: int, skip: int
+) -> tuple[Tensor, Tensor]:
+    """The base's product for all rows, [skip + M, N, O], and the adapters' inputs, [M, N, I]."""
+    y_GNO = functional.linear(x_GNI, weight_OI, bias_O)
+    if x_GNI.shape[0] == 1 and skip + num_adapters > 1:
+        return y_GNO.repeat(skip + num_adapters, 1, 1), x_GNI.expand(num_adapters, -1, -1)
+    return y_GNO, x_GNI[skip:]
+
+
+def _bag_product(weights_MNR: Tensor, table_MRO: Tensor) -> Tensor:
+    """`torch.bmm` as sums of weighted table rows; [M, N, O]."""
+    num_adapters, num_tokens, num_rows = weights_MNR.shape
+    bags = _bag_indices(num_adapters, num_tokens, num_rows)
+    weights = weights_MNR.reshape(-1, num_rows)
+    product = functional.embedding_bag(bags, table_MRO.flatten(0, 1), per_sample_weights=weights, mode="sum")
+    return product.view(num_adapters, num_tokens, -1)
+
+
+@lru_cache(maxsize=64)
+def _bag_indices(num_adapters: int, num_tokens: int, num_rows: int) -> Tensor:
+    """For each token of each adapter the rows of that adapter's table, int32[M · N, R]."""
+    indices = torch.arange(num_adapters * num_rows, dtype=torch.int32).view(num_adapters, 1, num_rows)
+    return indices.expand(-1, num_tokens, -1).reshape(-1, num_rows)
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """`adapted_linear` with a backward pass that keeps only the input and the low-rank activations."""
+    """`GroupAdapters.linear` with a backward pass that keeps only the input and the low-rank activations."""
 
     @staticmethod
     def forward(
@@ -78,13 +150,7 @@ class _AdaptedLinear(torch.autograd.Function):
         down_MSI: Tensor,
         *ups_MOR: Tensor,
     ) -> Tensor:
-        num_adapters = down_MSI.shape[0]
-        y_GNO = functional.linear(x_GNI, weight_OI, bias_O)
-        if x_GNI.shape[0] == 1 and skip + num_adapters > 1:
-            y_GNO = y_GNO.repeat(skip + num_adapters, 1, 1)
-            rows_MNI = x_GNI.expand(num_adapters, -1, -1)
-        else:
-            rows_MNI = x_GNI[skip:]
+        y_GNO, rows_MNI = _base_and_rows(x_GNI, weight_OI, bias_O, down_MSI.shape[0], skip)
         low_MNS = torch.bmm(rows_MNI, down_MSI.mT)
         if scale != 1.0:
             low_MNS.mul_(scale)

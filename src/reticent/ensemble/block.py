@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from reticent.ensemble.architecture import Layer, QkvLayout
-from reticent.ensemble.batched import GroupAdapters, adapted_linear
+from reticent.ensemble.batched import GroupAdapters, PackedAdapters, adapted_linear
 from reticent.ensemble.pointwise import gated_silu
 
-LayerAdapters = Sequence[GroupAdapters | None]
+LayerAdapters = Sequence[GroupAdapters | PackedAdapters | None]
 """The adapters of one block, in the order of `Layer.groups`."""
 
 NO_ADAPTERS: LayerAdapters = (None, None, None, None)
@@ -31,23 +31,36 @@ class Heads:
     head_dim: int
     layout: QkvLayout
 
-    def split(self, qkv_GNO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[G, N, O] -> query [G, N, H, C], key and value [G, N, H_kv, C]."""
+    def split(self, qkv_GNO: Tensor, rotation: "Rotation | None") -> tuple[Tensor, Tensor, Tensor]:
+        """[G, N, O] -> query [G, N, H, C], key and value [G, N, H_kv, C]; query and key are rotated."""
         shape = qkv_GNO.shape[:-1]
         if self.layout is QkvLayout.PER_HEAD:
             query, key, value = qkv_GNO.view(*shape, self.num_heads, 3, self.head_dim).unbind(-2)
+            return (query, key, value) if rotation is None else (rotation(query), rotation(key), value)
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        heads = qkv_GNO.view(*shape, sum(sizes), self.head_dim)
+        if rotation is None:
+            query, key, value = torch.split(heads, sizes, dim=-2)
             return query, key, value
-        heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        query, key, value = torch.split(qkv_GNO.view(*shape, sum(heads), self.head_dim), heads, dim=-2)
+        # Query and key stand side by side and turn together.
+        to_rotate, value = torch.split(heads, [sum(sizes[:2]), sizes[2]], dim=-2)
+        query, key = torch.split(rotation(to_rotate), sizes[:2], dim=-2)
         return query, key, value
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotary position embedding at the positions of the N tokens: cosines and sines [N, 1, R]."""
+    """Rotary position embedding at the positions of the N tokens (arXiv 2104.09864).
+
+    A pair (a, b) of dimensions becomes (a cos − b sin, b cos + a sin): x · cos + swapped(x) · signed sin.
+
+    Attributes:
+        cos: [N, 1, R]; signed_sin: [N, 1, R], negative at the first of each pair.
+        interleaved: pairs are (0, 1), (2, 3), …; otherwise (0, R/2), (1, R/2 + 1), ….
+    """
 
     cos: Tensor
-    sin: Tensor
+    signed_sin: Tensor
     interleaved: bool
 
     def __call__(self, x_GNHC: Tensor) -> Tensor:
@@ -55,10 +68,10 @@ class Rotation:
         size = self.cos.shape[-1]
         rotated, passed = x_GNHC[..., :size], x_GNHC[..., size:]
         if self.interleaved:
-            turned = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), dim=-1).flatten(-2)
+            swapped = torch.stack((rotated[..., 1::2], rotated[..., ::2]), dim=-1).flatten(-2)
         else:
-            turned = torch.cat((-rotated[..., size // 2 :], rotated[..., : size // 2]), dim=-1)
-        rotated = rotated * self.cos + turned * self.sin
+            swapped = torch.cat((rotated[..., size // 2 :], rotated[..., : size // 2]), dim=-1)
+        rotated = torch.addcmul(rotated * self.cos, swapped, self.signed_sin)
         return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
 
 
@@ -67,9 +80,7 @@ def before_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normalise and project: the normalised input [G, N, D], query [G, N, H, C], key and value [G, N, H_kv, C]."""
     normed = layer.attention_norm(x_GND)
-    query, key, value = heads.split(adapted_linear(normed, layer.qkv, adapters[0], skip))
-    if rotation is not None:
-        query, key = rotation(query), rotation(key)
+    query, key, value = heads.split(adapted_linear(normed, layer.qkv, adapters[0], skip), rotation)
     return normed, query, key, value
 
 

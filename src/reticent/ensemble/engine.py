@@ -80,7 +80,8 @@ class Engine:
     def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters) -> None:
         architecture = decoder.architecture
         self._decoder = decoder
-        self._adapters = group_by_layer(architecture, adapters.to(architecture.dtype, architecture.device))
+        grouped = group_by_layer(architecture, adapters.to(architecture.dtype, architecture.device))
+        self._adapters = [[group and group.packed() for group in layer] for layer in grouped]
         self._num_worlds = adapters.num_adapters
         lowest = first_adapted_layer(architecture, adapters.down)
         self._trunk = range(lowest)

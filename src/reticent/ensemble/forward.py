@@ -115,7 +115,9 @@ class BatchedDecoder:
         rotary = self.architecture.rotary
         if rotary is None:
             return None
-        return Rotation(rotary.cos_PR[positions_N][:, None], rotary.sin_PR[positions_N][:, None], rotary.interleaved)
+        return Rotation(
+            rotary.cos_PR[positions_N][:, None], rotary.signed_sin_PR[positions_N][:, None], rotary.interleaved
+        )
 
 
 def _by_text(x: Tensor, batch: int) -> Tensor:

@@ -230,9 +230,12 @@ def _rotary(reader: _Reader, backbone: Any, context_length: int) -> Rotary | Non
     first, second = module(embedding[:1, None], positions)
     if hasattr(module, "embed_positions"):
         # GPT-J: (sin, cos), one column per rotated pair.
-        sin, cos = (table[0].repeat_interleave(2, dim=-1) for table in (first, second))
-        return Rotary(cos.detach(), sin.detach(), interleaved=True)
-    return Rotary(first[0].detach(), second[0].detach(), interleaved=False)
+        sin, cos = (table[0].detach().repeat_interleave(2, dim=-1) for table in (first, second))
+        sin[:, ::2] *= -1
+        return Rotary(cos, sin, interleaved=True)
+    cos, sin = first[0].detach(), second[0].detach().clone()
+    sin[:, : sin.shape[1] // 2] *= -1
+    return Rotary(cos, sin, interleaved=False)
 
 
 def _alibi_slopes(backbone: Any, num_heads: int, device: torch.device) -> Tensor | None:
