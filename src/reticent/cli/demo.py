@@ -23,7 +23,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where letters and run go; kept, and used again next time.")] = Path(
         "demo-run"
     ),
-    letters: Annotated[int, typer.Option(help="How many letters to invent.")] = 96,
+    letters: Annotated[int, typer.Option(help="How many letters to invent.")] = 80,
     worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 48,
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = PROMPT,
@@ -42,9 +42,10 @@ def demo(
             run,
             worlds=worlds,
             unit_key="patient",
-            max_tokens=96,
-            learning_rate=1e-3,
-            adapt_layers="top:12",
+            max_tokens=80,
+            batch_size=2,
+            learning_rate=2e-3,
+            adapt_layers="top:8",
             dtype=building.DType.BFLOAT16,
             resume=(run / "training").is_dir(),
         )

@@ -30,12 +30,38 @@ def causal_attention(
     bias = None
     if alibi_slopes_H is not None or 1 < num_queries < num_keys:
         bias = _causal_bias(num_queries, num_keys, alibi_slopes_H, query_BQHC)
+    return _fused(query_BQHC, key_BTKC, value_BTKC, scale, bias, is_causal=bias is None and num_queries > 1)
+
+
+def attention_up_to(
+    position: Tensor,
+    query_B1HC: Tensor,
+    key_BTKC: Tensor,
+    value_BTKC: Tensor,
+    scale: float,
+    alibi_slopes_H: Tensor | None,
+) -> Tensor:
+    """Attention of one query at `position`, a tensor int64[1], over a cache whose later positions hold nothing yet.
+
+    No shape and no host decision depends on the position, so the step can be recorded once and replayed.
+    """
+    key_at = torch.arange(key_BTKC.shape[1], device=position.device)
+    bias = torch.zeros(1, len(key_at), device=position.device).masked_fill(key_at > position, -torch.inf)
+    if alibi_slopes_H is not None:
+        bias = bias + alibi_slopes_H[:, None, None] * (key_at - position)
+    # [1, T] and [H, 1, T] both stand for [B, H, 1, T].
+    return _fused(query_B1HC, key_BTKC, value_BTKC, scale, bias.to(query_B1HC.dtype), is_causal=False)
+
+
+def _fused(
+    query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor | None, *, is_causal: bool
+) -> Tensor:
     return functional.scaled_dot_product_attention(
         query_BQHC.transpose(1, 2),
         key_BTKC.transpose(1, 2),
         value_BTKC.transpose(1, 2),
         attn_mask=bias,
-        is_causal=bias is None and num_queries > 1,
+        is_causal=is_causal,
         scale=scale,
         enable_gqa=query_BQHC.shape[2] != key_BTKC.shape[2],
     ).transpose(1, 2)
