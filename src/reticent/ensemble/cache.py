@@ -3,7 +3,6 @@
 Shape suffixes: G rows, N new tokens, T positions, H key-value heads, C head dimension.
 """
 
-import torch
 from torch import Tensor
 
 
