@@ -15,8 +15,9 @@ from reticent.decoding.votes import Decoder
 if TYPE_CHECKING:
     from reticent.ensemble.engine import Engine
 
-PROMPT = "Dear Dr"
+PROMPT = "Dear Dr Stone,\n\nThank you for referring this patient, who has had"
 _SEED = 7
+_TEMPERATURE = 0.8
 
 
 def demo(
@@ -24,7 +25,7 @@ def demo(
         "demo-run"
     ),
     letters: Annotated[int, typer.Option(help="How many letters to invent.")] = 80,
-    worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 32,
+    worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 16,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 48,
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = PROMPT,
 ) -> None:
@@ -43,8 +44,9 @@ def demo(
             worlds=worlds,
             unit_key="patient",
             max_tokens=80,
+            epochs=2,
             batch_size=2,
-            learning_rate=2e-3,
+            learning_rate=1e-3,
             adapt_layers="top:8",
             dtype=building.DType.BFLOAT16,
             resume=(run / "training").is_dir(),
@@ -53,8 +55,8 @@ def demo(
     _show_public_text(run, prompt, max_tokens)
     for number, decoder in ((4, Decoder.GUMBEL), (5, Decoder.GREEDY)):
         _chapter(f"{number}. Private tokens, {decoder.value} votes, at most 2^-32 nats each")
-        console.print(f"{prompt!r} goes on:", style="dim", highlight=False)
-        generating.generate(run, prompt, max_tokens, decoder=decoder)
+        _show_prompt(prompt)
+        generating.generate(run, prompt, max_tokens, decoder=decoder, temperature=_TEMPERATURE)
     _chapter("6. What a million such tokens would tell")
     planning.plan(tokens=1_000_000, step_budget=2.0**-32, worlds=worlds)
     console.print(
@@ -96,7 +98,7 @@ def _show_public_text(run: Path, prompt: str, max_tokens: int) -> None:
     base = opened.base()
     tokenizer = base.load_tokenizer()
     tokens = _most_likely_tokens(opened.engine(base, torch.bfloat16), encode_prompt(tokenizer, prompt), max_tokens)
-    console.print(f"{prompt!r} goes on:", style="dim", highlight=False)
+    _show_prompt(prompt)
     console.print(tokenizer.decode(tokens, skip_special_tokens=True), highlight=False, markup=False)
 
 
@@ -108,3 +110,7 @@ def _most_likely_tokens(engine: "Engine", prompt: list[int], count: int) -> list
         tokens.append(int(engine.public_logits(context).argmax()))
         engine.extend([context], tokens[-1:])
     return tokens
+
+
+def _show_prompt(prompt: str) -> None:
+    console.print(prompt, style="dim", highlight=False, markup=False, end="")
