@@ -28,6 +28,7 @@ import hashlib
 import os
 import secrets
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -156,8 +157,8 @@ class SealedStateStore:
             undo.pop_all()
         return store, state
 
-    def commit(self, state: CuratorState, record: ReleaseRecord) -> None:
-        """Make a release durable; only after this may its token be shown. The sealed file keeps no records.
+    def commit(self, state: CuratorState, records: Sequence[ReleaseRecord]) -> None:
+        """Make releases durable; only after this may their tokens be shown. The sealed file keeps no records.
 
         Raises:
             DeploymentStateError: the store is closed, or the state does not follow the last one committed.
@@ -173,6 +174,10 @@ class SealedStateStore:
         self._write_state(state)
         self._write_mark(state)
         self._tokens_committed = state.tokens_released
+
+    def reconcile(self, state: CuratorState) -> CuratorState:
+        """The state in the file, which may be the one after `state`."""
+        return _unpack(self._key.unseal(_read_file(self._path)[_HEADER.size :], self._header.to_bytes()))
 
     def close(self) -> None:
         """Let go of the deployment; harmless when repeated."""
