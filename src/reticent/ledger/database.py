@@ -70,6 +70,13 @@ class Database:
         """Whether this is a SQLite file that does not exist."""
         return self.file is not None and not self.file.exists()
 
+    def file_identity(self) -> tuple[int, int] | None:
+        """Device and number of the SQLite file; None where it is missing, and for PostgreSQL."""
+        if self.file is None or self.missing:
+            return None
+        there = self.file.stat()
+        return there.st_dev, there.st_ino
+
     def create_file(self) -> None:
         """Create the SQLite file if it is missing, for its owner alone; SQLite gives its journals the same mode.
 

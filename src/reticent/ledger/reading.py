@@ -175,9 +175,10 @@ def read_header(connection: Connection, database: Database) -> Header | None:
     """The header of a ledger, or None where the database holds no deployment.
 
     Raises:
-        DeploymentStateError: the ledger comes from a newer schema.
+        DeploymentStateError: the ledger comes from a newer schema, or a table was dropped.
     """
-    if not inspect(connection).has_table(schema.deployment.name):
+    tables = set(inspect(connection).get_table_names())
+    if schema.deployment.name not in tables:
         return None
     row = connection.execute(select(schema.deployment)).one_or_none()
     if row is None:
@@ -187,6 +188,12 @@ def read_header(connection: Connection, database: Database) -> Header | None:
             f"{database} has schema version {row.schema_version}, this release reads up to {schema.SCHEMA_VERSION}; "
             "upgrade reticent"
         )
+    for table in (schema.state, schema.releases):
+        if table.name not in tables:
+            raise DeploymentStateError(
+                f"{database} holds a deployment, but its table {table.name!r} was dropped; put the latest ledger back, "
+                "or reset with `reticent state reset`"
+            )
     return Header(row.schema_version, row.deployment_id, bytes(row.run_digest))
 
 

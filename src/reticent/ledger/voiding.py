@@ -20,22 +20,22 @@ def void_ledger(run_dir: Path, keyring: Keyring, database: Database) -> None:
         DeploymentStateError: there is no deployment, or another process holds it.
         StorageError: something cannot be deleted.
     """
-    if database.missing and not (run_dir / LOCK_NAME).exists():
-        raise DeploymentStateError(f"{run_dir} has no deployment; there is nothing to reset")
+    try:
+        header, readable = existing_header(database), True
+    except DeploymentStateError:
+        if database.file is None:
+            raise
+        header, readable = None, False
+    nothing = DeploymentStateError(f"{run_dir} has no deployment; there is nothing to reset")
+    if header is None and readable and not (run_dir / LOCK_NAME).exists():
+        raise nothing
     with RunLock(run_dir, database) as lock:
-        known_ids = {lock.deployment_id}
-        try:
-            header = existing_header(database)
-            known_ids.add(header.deployment_id if header else "")
-        except DeploymentStateError:
-            header = None
-            if database.file is None:
-                raise
-        if database.missing and not lock.deployment_id:
-            raise DeploymentStateError(f"{run_dir} has no deployment; there is nothing to reset")
+        known_ids = {lock.deployment_id, header.deployment_id if header else ""} - {""}
+        if not known_ids and readable:
+            raise nothing
         try:
             _delete(database)
-            for deployment_id in known_ids - {""}:
+            for deployment_id in known_ids:
                 keyring.remove(deployment_id)
         except OSError as error:
             raise StorageError(f"cannot delete {error.filename or run_dir}: {error.strerror}") from error

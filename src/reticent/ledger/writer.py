@@ -41,6 +41,7 @@ class Writer:
         self._engine = database.engine(write=True)
         self._connection: Connection | None = None
         self._epoch = -1
+        self._file = database.file_identity()
 
     @property
     def epoch(self) -> int:
@@ -110,6 +111,12 @@ class Writer:
         self._engine.dispose()
 
     def _connected(self) -> Connection:
+        if self._database.file_identity() != self._file:
+            # A connection would go on writing to the file that is no longer there, or create an empty one.
+            raise DeploymentStateError(
+                f"{self._database} was deleted or replaced while this process used it; nothing more is released. "
+                "Put the latest ledger back, then start again"
+            )
         if self._connection is None:
             connection = self._engine.connect()
             try:
@@ -135,8 +142,8 @@ class Writer:
 
     def _passed_over(self) -> DeploymentStateError:
         return DeploymentStateError(
-            f"another process has opened {self._database} since and writes to it; this one releases nothing more. "
-            "A deployment has one writer: stop one of them, then start again"
+            f"another process has opened {self._database} since, or another state was put there; this one releases "
+            "nothing more. A deployment has one writer: stop one of them, then start again"
         )
 
 
