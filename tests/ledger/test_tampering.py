@@ -39,6 +39,7 @@ def refused(run_dir, keyring, url, message, run_id="run"):
         ("DELETE FROM releases WHERE number > 8", "ends with release 8, but 10 were made"),
         ("DELETE FROM releases", "ends with release 0, but 10 were made"),
         ("UPDATE releases SET number = 11 WHERE number = 10", "release 10 missing"),
+        ("UPDATE releases SET number = 0 WHERE number = 1", "release 0 is no release of this ledger"),
         ("DELETE FROM state", "not its sealed state"),
         ("UPDATE state SET tokens_released = 9", "counts 9 released tokens, but 10 are sealed"),
         ("DELETE FROM deployment", "does not hold it|there is no ledger"),

@@ -11,36 +11,15 @@ possible values and could be guessed from a digest: whoever must not see it must
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from reticent.errors import DeploymentStateError
 
 _LABEL: Final = b"reticent release chain v1"
 # number, time, step, num_active, charge units, lengths of coin key, request and key id (-1 where there is none)
 _FIXED: Final = struct.Struct(">QQQL16siii")
-
-
-class ReleaseRow(Protocol):
-    """A row of `releases`, as far as its digest covers it."""
-
-    @property
-    def number(self) -> int: ...  # noqa: D102
-    @property
-    def time(self) -> int: ...  # noqa: D102
-    @property
-    def request(self) -> str: ...  # noqa: D102
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def coin_key(self) -> bytes | None: ...  # noqa: D102
-    @property
-    def num_active(self) -> int: ...  # noqa: D102
-    @property
-    def charge_units(self) -> str: ...  # noqa: D102
-    @property
-    def key_id(self) -> str | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,51 +36,61 @@ def first_digest(deployment_id: str, run_digest: bytes) -> bytes:
     return hashlib.sha256(_LABEL + bytes.fromhex(deployment_id) + run_digest).digest()
 
 
-def digest(previous: bytes, row: ReleaseRow) -> bytes:
-    """The digest of a row that follows `previous`, 32 bytes.
+def digest(
+    previous: bytes,
+    number: int,
+    time: int,
+    request: str,
+    step: int,
+    coin_key: bytes | None,
+    num_active: int,
+    charge_units: str,
+    key_id: str | None,
+) -> bytes:
+    """The digest of the row with these columns that follows the digest `previous`, 32 bytes.
 
     Raises:
-        ValueError, TypeError, OverflowError, struct.error: the row holds values that no release has.
+        ValueError, TypeError, OverflowError, AttributeError, struct.error: a value that no release has.
     """
-    coin_key, request = row.coin_key or b"", row.request.encode()
-    key_id = b"" if row.key_id is None else row.key_id.encode()
+    request_bytes = request.encode()
+    key_bytes = b"" if key_id is None else key_id.encode()
     fixed = _FIXED.pack(
-        row.number,
-        row.time,
-        row.step,
-        row.num_active,
-        int(row.charge_units, 16).to_bytes(16, "big"),
-        -1 if row.coin_key is None else len(coin_key),
-        len(request),
-        -1 if row.key_id is None else len(key_id),
+        number,
+        time,
+        step,
+        num_active,
+        int(charge_units, 16).to_bytes(16, "big"),
+        -1 if coin_key is None else len(coin_key),
+        len(request_bytes),
+        -1 if key_id is None else len(key_bytes),
     )
-    return hashlib.sha256(b"".join((previous, fixed, coin_key, request, key_id))).digest()
+    return hashlib.sha256(b"".join((previous, fixed, coin_key or b"", request_bytes, key_bytes))).digest()
 
 
-def replay(rows: Iterable[Any], start: bytes) -> Totals:
+def replay(rows: Iterable[Sequence[Any]], start: bytes) -> Totals:
     """Follow a chain row by row, in order of their numbers, holding one row at a time.
 
     Args:
-        rows: `ReleaseRow`s with their `digest`.
+        rows: the columns that `digest` takes, in its order, and the stored digest.
         start: the digest before the first.
 
     Raises:
-        DeploymentStateError: a row is missing, is there twice, or does not fit its digest; the first such row is named.
+        DeploymentStateError: a row is missing, was added, or does not fit its digest; the first such row is named.
     """
     head, units, expected = start, 0, 1
-    for row in rows:
-        if row.number != expected:
-            missing = (
-                f"release {expected}" if row.number == expected + 1 else f"releases {expected} to {row.number - 1}"
-            )
+    for number, time, request, step, coin_key, num_active, charge_units, key_id, stored in rows:
+        if number < expected:
+            raise DeploymentStateError(f"release {number} is no release of this ledger: the row was added")
+        if number > expected:
+            missing = f"release {expected}" if number == expected + 1 else f"releases {expected} to {number - 1}"
             raise DeploymentStateError(f"{missing} missing from the ledger: rows were deleted from its middle")
         try:
-            head = digest(head, row)
-            units += int(row.charge_units, 16)
+            head = digest(head, number, time, request, step, coin_key, num_active, charge_units, key_id)
+            units += int(charge_units, 16)
         except (ValueError, TypeError, OverflowError, AttributeError, struct.error):
             head = b""
-        if head != row.digest:
-            raise DeploymentStateError(f"release {row.number} does not fit its digest: the row was edited")
+        if head != stored:
+            raise DeploymentStateError(f"release {number} does not fit its digest: the row was edited")
         expected += 1
     return Totals(expected - 1, units, head)
 

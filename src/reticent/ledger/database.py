@@ -80,14 +80,18 @@ class Database:
     def create_file(self) -> None:
         """Create the SQLite file if it is missing, for its owner alone; SQLite gives its journals the same mode.
 
+        An existing file is not opened: closing it again would drop every lock that SQLite holds on it in this process.
+
         Raises:
             StorageError: it cannot be created.
         """
-        if self.file is None:
+        if self.file is None or not self.missing:
             return
         try:
-            os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
+            os.close(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             fsync_directory(self.file.parent)
+        except FileExistsError:
+            return
         except OSError as error:
             raise StorageError(f"cannot create {self.file}: {error.strerror}") from error
 

@@ -20,7 +20,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any, Final, Self
 
 from reticent.errors import DeploymentStateError, InvalidValueError
@@ -143,8 +143,8 @@ class Ledger:
         now = int(time.time())
         for number, record in enumerate(records, self._tokens + 1):
             row = _row(number, now, record)
-            head = row["digest"] = chain.digest(head, SimpleNamespace(**row))
-            rows.append(row)
+            head = chain.digest(head, **row)
+            rows.append(row | {"digest": head})
         sealed = seal(self._opened.key, self._opened.header, Checkpoint(state, head))
         self._attempted_head = head
         self._opened.writer.advance(self._tokens, state.tokens_released, sealed, rows)
