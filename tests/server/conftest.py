@@ -94,47 +94,44 @@ def run_uvicorn(app):
         assert not thread.is_alive(), "the server did not stop"
 
 
+def launcher(stack, parts, folder):
+    """A function that starts a server whose ledger lies in `folder`; the stack stops it."""
+
+    def start(
+        *,
+        total_budget=None,
+        chat_template=CHAT_TEMPLATE,
+        decoder=Decoder.GUMBEL,
+        on_exhausted=OnExhausted.REFUSE,
+        log_texts=False,
+        **limits,
+    ) -> Live:
+        keyring = Keyring(folder / "keys", {})
+        ledger = stack.enter_context(
+            Ledger.open(folder, "run", parts.num_worlds, keyring, total_budget=total_budget, noise=SystemNoise())
+        )
+        tokenizer = copy.copy(parts.tokenizer)
+        tokenizer.chat_template = chat_template
+        decoding = DecodingSettings(decoder, STEP_BUDGET)
+        settings = ServerSettings("tiny", decoding, on_exhausted, log_texts, Limits(**limits))
+        service = assemble(
+            settings, "0123456789abcdef", int(time.time()), parts.ensemble, tokenizer, ledger, ledger.database
+        )
+        url = stack.enter_context(run_uvicorn(create_app(service, drain_seconds=10)))
+        return Live(url, service, ledger, KeyTable(ledger.database))
+
+    return start
+
+
 @pytest.fixture
 def live(parts, tmp_path):
-    """A function that starts a server and returns it; all are stopped at the end of the test."""
+    """A function that starts a server of this test's own."""
     with contextlib.ExitStack() as stack:
+        yield launcher(stack, parts, tmp_path)
 
-        def start(
-            *,
-            total_budget=None,
-            chat_template=CHAT_TEMPLATE,
-            decoder=Decoder.GUMBEL,
-            on_exhausted=OnExhausted.REFUSE,
-            log_texts=False,
-            ensemble=None,
-            ledger=None,
-            **limits,
-        ) -> Live:
-            if ledger is None:
-                ledger = stack.enter_context(
-                    Ledger.open(
-                        tmp_path,
-                        "run",
-                        parts.num_worlds,
-                        Keyring(tmp_path / "keys", {}),
-                        total_budget=total_budget,
-                        noise=SystemNoise(),
-                    )
-                )
-            tokenizer = copy.copy(parts.tokenizer)
-            tokenizer.chat_template = chat_template
-            decoding = DecodingSettings(decoder, STEP_BUDGET)
-            settings = ServerSettings("tiny", decoding, on_exhausted, log_texts, Limits(**limits))
-            service = assemble(
-                settings,
-                "0123456789abcdef",
-                1_700_000_000,
-                ensemble or parts.ensemble,
-                tokenizer,
-                ledger,
-                ledger.database,
-            )
-            url = stack.enter_context(run_uvicorn(create_app(service, drain_seconds=10)))
-            return Live(url, service, ledger, KeyTable(ledger.database))
 
-        yield start
+@pytest.fixture(scope="session")
+def shared(parts, tmp_path_factory):
+    """A server for tests that leave it as it was: no cap, no keys."""
+    with contextlib.ExitStack() as stack:
+        yield launcher(stack, parts, tmp_path_factory.mktemp("shared"))()

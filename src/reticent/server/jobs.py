@@ -1,6 +1,6 @@
 """One answer in the making, and the queue in which answers wait for a place in the batch."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -101,7 +101,9 @@ class FairQueue(Generic[C]):
     """
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str | None, deque[Job[C]]] = OrderedDict()
+        self._lines: dict[str | None, deque[Job[C]]] = {}
+        self._last_served: dict[str | None, int] = {}
+        self._num_served = 0
         self._length = 0
 
     def __len__(self) -> int:
@@ -121,14 +123,11 @@ class FairQueue(Generic[C]):
         waiting = [key for key, line in self._lines.items() if line]
         if not waiting:
             raise IndexError("nobody waits")
-        # `min` takes the first of equals, and a key goes to the end when it is served.
-        key = min(waiting, key=lambda key: active.get(key, 0))
-        job = self._lines[key].popleft()
-        self._lines.move_to_end(key)
+        key = min(waiting, key=lambda key: (active.get(key, 0), self._last_served.get(key, 0)))
+        self._num_served += 1
+        self._last_served[key] = self._num_served
         self._length -= 1
-        if not self._lines[key] and not active.get(key, 0):
-            del self._lines[key]
-        return job
+        return self._lines[key].popleft()
 
     def remove(self, job: Job[C]) -> bool:
         """Take a job out of its line; return whether it was there."""

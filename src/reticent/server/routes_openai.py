@@ -39,7 +39,12 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     500: {"model": ErrorResponse, "description": "A defect."},
     503: {"model": ErrorResponse, "description": "The ledger cannot be written, or the server is stopping."},
 }
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk or an error as JSON, or [DONE]."}},
+    "required": ["data"],
+}
+_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"itemSchema": _EVENT}}}}
 
 router = APIRouter(prefix="/v1", responses=REFUSALS)
 

@@ -32,6 +32,7 @@ _PAGE_FILES: Final = {
     "index.html": "text/html; charset=utf-8",
     "dashboard.css": "text/css; charset=utf-8",
     "dashboard.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
 }
 _ADMIN_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: REFUSALS[status] for status in (401, 403, 503)}
 
