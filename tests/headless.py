@@ -87,7 +87,6 @@ class Browser:
                 self.requested.append(event["params"]["request"]["url"])
 
 
-
 @contextlib.contextmanager
 def browser():
     to_chromium, write = os.pipe()

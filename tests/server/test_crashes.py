@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,7 +22,7 @@ from reticent.ledger.reading import LedgerReader
 from reticent.ledger.secret import Keyring
 
 ASK = {"model": "run", "prompt": "abc"}
-ROUNDS = int(os.environ.get("RETICENT_CRASH_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("RETICENT_CRASH_ROUNDS", "4"))
 
 
 def free_port():
@@ -43,35 +44,51 @@ def deployment(served_run, tmp_path):
     return run, environment
 
 
-class Process:
-    def __init__(self, run, environment, *options):
+@pytest.fixture
+def serve(deployment):
+    """A function that starts `reticent serve` on the deployment, in a process of its own."""
+    _, environment = deployment
+    script = Path(__file__).with_name("launch_commands.py")
+    with subprocess.Popen(
+        [sys.executable, script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        errors = []
+        reader = threading.Thread(target=lambda: errors.extend(launcher.stderr), daemon=True)
+        reader.start()
+        yield lambda *options: Serving(launcher, errors, deployment[0], options)
+        launcher.stdin.close()
+        launcher.kill()
+        reader.join(10)
+
+
+class Serving:
+    def __init__(self, launcher, errors, run, options):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        words = [sys.executable, "-m", "reticent.cli.main", "serve", str(run), "--port", str(self.port), *options]
-        self.process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
-        self.errors = []
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
+        self.errors = errors
+        self._launcher = launcher
+        launcher.stdin.write(json.dumps(["serve", str(run), "--port", str(self.port), *options]) + "\n")
+        launcher.stdin.flush()
+        self._process = int(launcher.stdout.readline())
+        self._wait_until_ready()
 
-    def _read(self):
-        self.errors.extend(self.process.stderr)
-
-    def wait_until_ready(self):
+    def _wait_until_ready(self):
         deadline = time.monotonic() + 60
         while True:
-            assert self.process.poll() is None, "".join(self.errors)
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, "".join(self.errors)
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/readyz").status_code == 200:
-                    return self
-            time.sleep(0.05)
+                    return
+            time.sleep(0.02)
 
     def end(self, number):
-        self.process.send_signal(number)
-        code = self.process.wait(60)
-        self.reader.join(10)
-        self.process.stderr.close()
-        return code
+        os.kill(self._process, number)
+        return int(self._launcher.stdout.readline())
 
 
 def read_ledger(run, environment):
@@ -97,13 +114,13 @@ def stream_until_broken(url, received, lock):
                         received[chunk["id"]] = received.get(chunk["id"], 0) + len(text)
 
 
-def test_kill_at_random_moments_under_load_loses_no_charge(deployment):
+def test_kill_at_random_moments_under_load_loses_no_charge(deployment, serve):
     """One token is at most one character here, so an answer of n characters must have at least n charged tokens."""
     run, environment = deployment
     received, lock = {}, threading.Lock()
     charged_before = 0
     for round_number in range(ROUNDS):
-        server = Process(run, environment).wait_until_ready()
+        server = serve()
         threads = [threading.Thread(target=stream_until_broken, args=(server.url, received, lock)) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -128,9 +145,9 @@ def test_kill_at_random_moments_under_load_loses_no_charge(deployment):
     assert sum(received.values()) > 0
 
 
-def test_sigterm_drains_and_a_second_server_is_refused(deployment, monkeypatch, capsys):
+def test_sigterm_drains_and_a_second_server_is_refused(deployment, serve, monkeypatch, capsys):
     run, environment = deployment
-    server = Process(run, environment, "--host", "0.0.0.0").wait_until_ready()
+    server = serve("--host", "0.0.0.0")
     monkeypatch.setenv("XDG_CONFIG_HOME", environment["XDG_CONFIG_HOME"])
     assert cli.main(["serve", str(run), "--port", "0"]) == 2
     assert "another process is using the deployment" in capsys.readouterr().err

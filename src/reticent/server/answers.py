@@ -27,7 +27,7 @@ _ERRORS: dict[Ending, Callable[[], ApiError]] = {
     Ending.QUOTA: errors.quota_exhausted,
     Ending.STORAGE: errors.storage_failed,
     Ending.SHUTDOWN: errors.shutting_down,
-    Ending.CANCELLED: errors.shutting_down,
+    Ending.CANCELLED: errors.client_left,
     Ending.FAULT: errors.internal_error,
 }
 CUT_SHORT = (Ending.BUDGET, Ending.QUOTA)

@@ -6,12 +6,14 @@ right; they never repeat a prompt or a key.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+
+CLIENT_LEFT: Final = 499
 
 logger = logging.getLogger("reticent.server")
 
@@ -94,6 +96,11 @@ def storage_failed() -> ApiError:
 def shutting_down() -> ApiError:
     """The server is stopping."""
     return ApiError(503, "The server is shutting down.", kind="server_error", code="shutting_down", retry_after=10)
+
+
+def client_left() -> ApiError:
+    """Nobody reads this; its status, which nginx uses too, is for logs and metrics."""
+    return ApiError(CLIENT_LEFT, "The client closed the connection.")
 
 
 def internal_error() -> ApiError:

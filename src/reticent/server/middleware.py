@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from reticent.server.errors import ApiError
+from reticent.server.errors import CLIENT_LEFT, ApiError
 from reticent.server.metrics import Metrics
 
 logger = logging.getLogger("reticent.server")
@@ -16,8 +16,6 @@ logger = logging.getLogger("reticent.server")
 _UNKNOWN_ROUTE: Final = "other"
 _QUIET_ROUTES: Final = ("/healthz", "/readyz")
 _DISCARD_FACTOR: Final = 16
-_DROPPED: Final = 499
-"""Logged where a client left before its answer began; the status nginx uses for it."""
 
 
 class AccessLog:
@@ -32,7 +30,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), _DROPPED
+        started, status = time.perf_counter(), CLIENT_LEFT
         fields: dict[str, Any] = {"request_id": f"req-{secrets.token_hex(12)}"}
         scope.setdefault("state", {})["log"] = fields
 
