@@ -104,11 +104,20 @@ def launcher(stack, parts, folder):
         decoder=Decoder.GUMBEL,
         on_exhausted=OnExhausted.REFUSE,
         log_texts=False,
+        database_url=None,
         **limits,
     ) -> Live:
         keyring = Keyring(folder / "keys", {})
         ledger = stack.enter_context(
-            Ledger.open(folder, "run", parts.num_worlds, keyring, total_budget=total_budget, noise=SystemNoise())
+            Ledger.open(
+                folder,
+                "run",
+                parts.num_worlds,
+                keyring,
+                database_url=database_url,
+                total_budget=total_budget,
+                noise=SystemNoise(),
+            )
         )
         tokenizer = copy.copy(parts.tokenizer)
         tokenizer.chat_template = chat_template

@@ -4,9 +4,11 @@ import contextlib
 import json
 import sqlite3
 import threading
+import time
 
 import openai
 import pytest
+from postgresql_proxy import Proxy
 from sqlalchemy import event
 
 from reticent.server.logs import JsonFormatter
@@ -161,6 +163,53 @@ def test_a_database_locked_by_another_hides_the_tokens_then_serves_again(live, t
     other.close()
     assert client.completions.create(**ASK, max_tokens=2).usage.completion_tokens >= 1
     assert server.ledger.curator.state.tokens_released > before
+
+
+def test_postgresql_gone_during_load_hides_tokens_and_comes_back(live, postgresql_url):
+    proxy, url = Proxy.before(postgresql_url)
+    with proxy:
+        server = live(database_url=url)
+        client = server.openai(server.key("k", total_tokens=100_000))
+        outcomes, lock, stop = [], threading.Lock(), threading.Event()
+
+        def ask():
+            while not stop.is_set():
+                try:
+                    tokens = client.completions.create(**ASK, max_tokens=8).usage.completion_tokens
+                except openai.InternalServerError as error:
+                    tokens = error.status_code
+                    time.sleep(0.05)
+                with lock:
+                    outcomes.append(tokens)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: any(tokens < 100 for tokens in outcomes))
+        proxy.down = True
+        wait_for(lambda: outcomes.count(503) >= 4)
+        with server.http() as http:
+            assert http.get("/readyz").status_code == 503
+            assert http.get("/healthz").status_code == 200
+        proxy.down = False
+        count = len(outcomes)
+        wait_for(lambda: any(tokens < 100 for tokens in outcomes[count:]))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        with server.http() as http:
+            assert http.get("/readyz").status_code == 200
+        assert set(outcomes) <= {*range(1, 9), 503}
+        shown = sum(tokens for tokens in outcomes if tokens < 100)
+        assert server.ledger.curator.state.tokens_released >= shown
+        assert sum(server.service.usage.tokens_by_key().values()) == server.ledger.curator.state.tokens_released
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_logs_name_requests_and_hold_no_texts_unless_asked(live, caplog):
