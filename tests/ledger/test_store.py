@@ -111,7 +111,7 @@ def test_an_account_that_no_ledger_holds_is_refused_before_it_is_written(run_dir
 
 def test_the_secret_is_drawn_over_all_worlds(tmp_path, keyring):
     drawn = set()
-    for attempt in range(40):
+    for attempt in range(24):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         with open_ledger(folder, keyring, num_worlds=2, noise=SystemNoise()) as ledger:
