@@ -1,7 +1,8 @@
-"""Tiny random models of every family, and adapters for them, shared by the tests."""
+"""What tests of several packages share: tiny random models of every family, and PostgreSQL where there is one."""
 
 import os
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,24 @@ import torch
 from tiny_models import build_tiny_model, save_tiny_model
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def postgresql_url() -> Iterator[str]:
+    """A URL of an empty PostgreSQL schema of this test's own; without a server the test is skipped, in CI it fails."""
+    server = os.environ.get("RETICENT_TEST_DATABASE_URL")
+    if not server:
+        reason = "needs PostgreSQL: run `scripts/with_postgresql.sh make test`, which sets RETICENT_TEST_DATABASE_URL"
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    import psycopg
+
+    schema = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+        yield f"{server}?options=-csearch_path%3D{schema}"
+        connection.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
 @pytest.fixture

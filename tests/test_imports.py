@@ -61,8 +61,11 @@ RULES = (
     ),
     Rule(("audit",), never_inside=("ensemble", "server")),
 )
-IMPORTED_ONLY_BY = {"cli": ("cli",), "server": ("server",), "scaleout": ("scaleout",), "demo": ("demo", "cli")}
-OUTSIDE_ONLY_IN = {"faker": ("demo",)}
+IMPORTED_ONLY_BY = {"cli": ("cli",), "server": ("server", "cli"), "scaleout": ("scaleout",), "demo": ("demo", "cli")}
+OUTSIDE_ONLY_IN = {
+    "faker": ("demo",),
+    **dict.fromkeys(("fastapi", "prometheus_client", "starlette", "uvicorn"), ("server",)),
+}
 
 
 def under(name, parts):
@@ -161,7 +164,8 @@ def sources():
 @pytest.fixture(scope="module")
 def declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["demo"]
+    extras = project["optional-dependencies"]
+    lines = project["dependencies"] + extras["demo"] + extras["server"] + extras["postgresql"]
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 

@@ -36,7 +36,7 @@ class StorageError(ReticentError):
 
 
 class DeploymentStateError(ReticentError):
-    """The sealed secret and posterior cannot be opened, or belong to another run."""
+    """A deployment's ledger cannot be opened or continued: altered, old, another run's, in use, or without its key."""
 
 
 class BudgetExhaustedError(ReticentError):

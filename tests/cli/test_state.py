@@ -6,9 +6,8 @@ import typer
 
 from reticent.cli.deployment import run_id
 from reticent.cli.main import main
-from reticent.ledger.sealed_file import SealedStateStore, has_state
 from reticent.ledger.secret import Keyring
-from reticent.pac.curator import Curator
+from reticent.ledger.store import Ledger
 from reticent.randomness import SystemNoise
 
 
@@ -23,12 +22,14 @@ def run_dir(tmp_path, monkeypatch):
 
 
 def deploy(run_dir, tokens=3, **options):
-    noise = SystemNoise()
-    store, state = SealedStateStore.create(run_dir, run_id(run_dir), 8, Keyring.of_user(), noise, **options)
-    with store:
-        curator = Curator(state, store, noise)
+    with Ledger.open(run_dir, run_id(run_dir), 8, Keyring.of_user(), noise=SystemNoise(), **options) as ledger:
         for step in range(tokens):
-            curator.release(np.arange(8) % 2 if step else np.zeros(8, np.int64), 2.0**-10, request="r", step=step)
+            votes = np.arange(8) % 2 if step else np.zeros(8, np.int64)
+            ledger.curator.release(votes, 2.0**-10, request="r", step=step)
+
+
+def has_state(run_dir):
+    return (run_dir / "ledger.sqlite").exists()
 
 
 def test_show_tells_what_was_spent_and_nothing_of_the_secret(run_dir, capsys):
@@ -95,7 +96,7 @@ def refuse(question, *, abort, err):
 
 def test_a_state_that_cannot_be_opened_can_still_be_reset(run_dir, capsys):
     deploy(run_dir)
-    (run_dir / "deployment.sealed").write_bytes(b"damaged")
+    (run_dir / "ledger.sqlite").write_bytes(b"damaged")
     assert main(["state", "show", str(run_dir)]) == 2
     assert main(["state", "reset", str(run_dir), "--void-guarantee", "--yes"]) == 0
     assert "an unknown number of tokens" in capsys.readouterr().err

@@ -57,9 +57,9 @@ class ListStore:
     def __init__(self):
         self.states, self.records = [], []
 
-    def commit(self, state, record):
+    def commit(self, state, records):
         self.states.append(state)
-        self.records.append(record)
+        self.records.extend(records)
 
 
 def curator_at(secret, store, noise_seed=0, total_budget=None):
@@ -192,10 +192,10 @@ def test_an_exhausted_budget_ends_the_stream_and_what_was_released_stands():
 
 def test_a_store_that_fails_shows_nothing():
     class FullDisk(ListStore):
-        def commit(self, state, record):
+        def commit(self, state, records):
             if len(self.states) == 2:
                 raise StorageError("disk full")
-            super().commit(state, record)
+            super().commit(state, records)
 
     shown = []
     stream = generate(BigramEnsemble(), [0], settings_for("gumbel"), curator_at(0, FullDisk()), COINS, "r", 9)

@@ -99,13 +99,21 @@ class FixedNormals:
 
 
 class MemoryStore:
-    """A store that keeps what it is given, or fails on demand."""
+    """A store that keeps what it is given, one entry a commit, or fails on demand: before or after it has kept it."""
 
     def __init__(self):
         self.commits = []
         self.broken = False
+        self.loses_answers = False
 
-    def commit(self, state, record):
+    def commit(self, state, records):
         if self.broken:
             raise OSError("disk full")
-        self.commits.append((state, record))
+        self.commits.append((state, *records))
+        if self.loses_answers:
+            raise OSError("connection lost")
+
+    def reconcile(self, state):
+        if self.broken:
+            raise OSError("disk full")
+        return self.commits[-1][0] if self.commits else state

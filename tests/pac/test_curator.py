@@ -12,7 +12,7 @@ from scipy import stats
 from reticent.errors import BudgetExhaustedError, InvalidValueError
 from reticent.pac.accounting import cap_units, charge_units
 from reticent.pac.bounds import attack_success
-from reticent.pac.curator import Curator, CuratorState, ReleasedToken, ReleaseRecord
+from reticent.pac.curator import Ballot, Curator, CuratorState, ReleasedToken, ReleaseRecord
 from reticent.pac.posterior import Posterior
 from reticent.randomness import PublicCoins, SeededNoise, SystemNoise
 
@@ -129,13 +129,80 @@ def test_the_token_is_returned_only_after_its_commit():
     order = []
 
     class Watched(MemoryStore):
-        def commit(self, state, record):
+        def commit(self, state, records):
             order.append(("commit", curator.state.tokens_released, state.tokens_released))
 
     curator = Curator.for_experiments(CuratorState.initial(4, SeededNoise(0)), Watched(), SeededNoise(1))
     _release(curator, [1, 2, 1, 2])
     order.append(("returned", curator.state.tokens_released))
     assert order == [("commit", 0, 1), ("returned", 1)]
+
+
+def _ballots(steps, budget=BUDGET):
+    return [Ballot(np.array(votes), budget, f"r{step}", step, KEY, f"k{step}") for step, votes in enumerate(steps)]
+
+
+def test_a_batch_is_its_ballots_one_after_another_in_one_commit():
+    steps = np.random.default_rng(4).integers(0, 3, size=(12, 8))
+    batched, store = _curator(noise=SeededNoise(6), secret=2)
+    single, alone = _curator(noise=SeededNoise(6), secret=2)
+    together = batched.release_many(_ballots(steps))
+    apart = [_release(single, votes, step=step) for step, votes in enumerate(steps)]
+    assert together == apart
+    np.testing.assert_array_equal(batched.state.log_posterior, single.state.log_posterior)
+    [(state, *records)] = store.commits
+    assert state is batched.state
+    assert (state.tokens_released, state.spent_units) == (12, 12 * charge_units(BUDGET))
+    assert state.dissenting_steps == single.state.dissenting_steps
+    assert [(record.step, record.request, record.key_id) for record in records] == [
+        (step, f"r{step}", f"k{step}") for step in range(12)
+    ]
+    assert [record.num_active for record in records] == [record.num_active for _, record in alone.commits]
+
+
+def test_at_the_cap_a_batch_keeps_its_first_releases_and_refuses_the_rest():
+    noise = FixedNormals(0.0)
+    curator, store = _curator(4, noise=noise, total_budget=2.5 * BUDGET)
+    votes = [1, 2, 1, 2]
+    ballots = _ballots([votes, votes, votes]) + _ballots([votes], BUDGET / 4)
+    released = curator.release_many(ballots)
+    # The last ballot would fit, but comes after a refused one: no request overtakes another at the cap.
+    assert [token is None for token in released] == [False, False, True, True]
+    assert noise.drawn == 2
+    [(state, *records)] = store.commits
+    assert state.spent_units == 2 * charge_units(BUDGET)
+    assert len(records) == 2
+    assert curator.release_many(ballots[2:3]) == [None]
+    assert len(store.commits) == 1
+    assert curator.release_many([]) == []
+
+
+def test_one_malformed_ballot_stops_a_batch_before_anything_is_drawn():
+    noise = FixedNormals(0.0)
+    curator, store = _curator(4, noise=noise)
+    for bad in (_ballots([[1, 2]]), _ballots([[1, 2, 1, 2]], math.nan)):
+        with pytest.raises(InvalidValueError):
+            curator.release_many(_ballots([[1, 2, 1, 2]]) + bad)
+    assert (noise.drawn, store.commits, curator.account.spent_units) == (0, [], 0)
+
+
+def test_a_commit_that_was_kept_although_it_raised_is_charged_and_continued_from():
+    curator, store = _curator(4)
+    _release(curator, [3, 4, 3, 4])
+    before = curator.state
+    store.loses_answers = True
+    with pytest.raises(OSError, match="connection lost"):
+        curator.release_many(_ballots([[1, 2, 1, 2]] * 3))
+    assert curator.state is before
+    store.broken = True
+    with pytest.raises(OSError, match="disk full"):
+        _release(curator, [1, 1, 1, 1])
+    assert curator.state is before
+    store.broken = store.loses_answers = False
+    kept = store.commits[-1][0]
+    _release(curator, [1, 1, 1, 1])
+    assert (curator.state.tokens_released, curator.account.spent_units) == (5, 5 * charge_units(BUDGET))
+    np.testing.assert_array_equal(curator.state.log_posterior, kept.log_posterior)
 
 
 def test_a_restart_from_the_store_continues_the_same_history():

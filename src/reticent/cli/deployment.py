@@ -3,15 +3,29 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from reticent._files import sha256_of_file
-from reticent.cli.output import format_nats, notes
-from reticent.errors import InvalidValueError, RunDirectoryError
-from reticent.ledger.sealed_file import SealedStateStore, has_state
-from reticent.ledger.secret import Keyring
-from reticent.pac.accounting import cap_units, units_to_nats
-from reticent.pac.curator import Curator
-from reticent.randomness import SystemNoise
+from reticent.cli.output import notes
+from reticent.errors import RunDirectoryError
+
+if TYPE_CHECKING:
+    from reticent.ledger.reading import LedgerReader
+    from reticent.pac.curator import Curator
+
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        envvar="RETICENT_DATABASE_URL",
+        show_envvar=True,
+        metavar="URL",
+        help="Where the ledger is: postgresql://… or sqlite:///…; ledger.sqlite in the run directory unless given.",
+    ),
+]
 
 
 def run_id(run_dir: Path) -> str:
@@ -31,24 +45,43 @@ def run_id(run_dir: Path) -> str:
 
 
 @contextmanager
-def open_deployment(run_dir: Path, num_worlds: int, total_budget: float | None) -> Iterator[Curator]:
+def open_deployment(
+    run_dir: Path, num_worlds: int, total_budget: float | None, database_url: str | None = None
+) -> "Iterator[Curator]":
     """The curator of a run's deployment, which is created at its first use; holds the deployment's lock.
 
     Raises:
         InvalidValueError: `total_budget` is given and is not the cap that the deployment was created with.
-        DeploymentStateError, StorageError: the state cannot be opened or written.
+        DeploymentStateError, StorageError: the ledger cannot be opened or written.
     """
-    keyring, noise = Keyring.of_user(), SystemNoise()
-    if has_state(run_dir):
-        store, state = SealedStateStore.open(run_dir, run_id(run_dir), keyring)
-    else:
-        store, state = SealedStateStore.create(run_dir, run_id(run_dir), num_worlds, keyring, noise, total_budget)
-        notes.print("new deployment: its secret world is drawn now and stays", highlight=False)
-    with store:
-        if total_budget is not None and cap_units(total_budget) != state.cap_units:
-            cap = "none" if state.cap_units is None else format_nats(units_to_nats(state.cap_units))
-            raise InvalidValueError(
-                f"total-budget {format_nats(total_budget)}: this deployment's cap is {cap} since its first use "
-                "and stays; leave the option out"
-            )
-        yield Curator(state, store, noise)
+    from reticent.ledger.secret import Keyring
+    from reticent.ledger.store import Ledger
+    from reticent.randomness import SystemNoise
+
+    ledger = Ledger.open(
+        run_dir,
+        run_id(run_dir),
+        num_worlds,
+        Keyring.of_user(),
+        database_url=database_url,
+        total_budget=total_budget,
+        noise=SystemNoise(),
+    )
+    with ledger:
+        if ledger.created:
+            notes.print("new deployment: its secret world is drawn now and stays", highlight=False)
+        yield ledger.curator
+
+
+def read_ledger(run_dir: Path, database_url: str | None) -> "LedgerReader":
+    """A reader of a run's ledger, which needs no lock; use it with `with`.
+
+    Raises:
+        DeploymentStateError, StorageError: as for `LedgerReader`.
+    """
+    from reticent.ledger.database import Database
+    from reticent.ledger.reading import LedgerReader
+    from reticent.ledger.secret import Keyring
+
+    database = Database.of_run(run_dir, database_url)
+    return LedgerReader(run_dir, run_id(run_dir), Keyring.of_user(), database)

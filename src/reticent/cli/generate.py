@@ -4,12 +4,11 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reticent.cli.deployment import open_deployment
+from reticent.cli.deployment import DatabaseUrl, RunDirectory, open_deployment
 from reticent.cli.output import console, facts, format_nats, parse_budget, percent_at_most, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder
@@ -44,7 +43,7 @@ class Generation:
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    run: RunDirectory,
     prompt: Annotated[str, typer.Option(help="The text to continue; empty starts a new text.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Release at most this many tokens.")] = 64,
     step_budget: Annotated[
@@ -63,6 +62,7 @@ def generate(
     model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None,
     dtype: Annotated[DType | None, typer.Option(help="Type to compute in; as trained unless given.")] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, …")] = "cpu",
+    database_url: DatabaseUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Continue a prompt. Every released token is charged, and the charge is durable before the token is shown.
@@ -75,15 +75,15 @@ def generate(
     from reticent.decoding.decoder import generate as release_tokens
     from reticent.decoding.votes import DecodingSettings
     from reticent.randomness import PublicCoins
-    from reticent.worlds.collection import RunDirectory
+    from reticent.worlds.collection import RunDirectory as OpenRun
 
     settings = DecodingSettings(decoder, step_budget, temperature, candidates)
-    opened = RunDirectory.open(run)
+    opened = OpenRun.open(run)
     base = opened.base(model)
     tokenizer = base.load_tokenizer()
     prompt_tokens = encode_prompt(tokenizer, prompt)
     engine = opened.engine(base, getattr(torch, dtype.value) if dtype else None, device)
-    with open_deployment(run, opened.manifest.num_worlds, total_budget) as curator:
+    with open_deployment(run, opened.manifest.num_worlds, total_budget, database_url) as curator:
         spent_before = curator.account.spent_units
         request = f"cli-{curator.state.tokens_released}"
         coins = PublicCoins.fresh() if seed is None else PublicCoins.from_seed(seed, 0)

@@ -21,7 +21,7 @@ import typer
 from typer.exceptions import TyperException
 
 from reticent import __version__
-from reticent.cli import demo, generate, plan, state, worlds
+from reticent.cli import demo, generate, keys, ledger, plan, serve, state, worlds
 from reticent.errors import InterruptedRunError, ReticentError
 
 app = typer.Typer(
@@ -34,8 +34,11 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.add_typer(worlds.app, name="worlds")
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
+app.add_typer(keys.app, name="keys")
 app.command("plan")(plan.plan)
 app.add_typer(state.app, name="state")
+app.add_typer(ledger.app, name="ledger")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,23 +1,18 @@
 """`reticent state`: what a deployment has spent, and the one way to give its state up."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from reticent.cli.deployment import run_id
+from reticent.cli.deployment import DatabaseUrl, RunDirectory, read_ledger
 from reticent.cli.output import console, facts, format_nats, notes, percent_at_most, print_json
 from reticent.errors import DeploymentStateError, InvalidValueError
 
-if TYPE_CHECKING:
-    from reticent.ledger.secret import Keyring
-
 app = typer.Typer(help="The deployment's durable state: show what was spent, or give it up.")
 
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
-
 WHAT_RESET_VOIDS = (
-    "This deletes the realised world, the posterior and the account of {run}. They cannot be recovered.\n"
+    "This deletes the realised world, the posterior, the account and the API keys of {run}. They cannot be recovered.\n"
     "So far {tokens} were released. They stay covered by the bound for what was charged for them, and nothing takes "
     "them back.\n"
     "The next deployment draws a new world and starts from zero: no single bound will cover what was released so far "
@@ -27,15 +22,16 @@ WHAT_RESET_VOIDS = (
 
 @app.command("show")
 def show(
-    run: RunDirectory, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    run: RunDirectory,
+    database_url: DatabaseUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tokens released, nats spent, and the bounds they give. Never the realised world or the posterior."""
-    from reticent.ledger.sealed_file import read_state
-    from reticent.ledger.secret import Keyring
     from reticent.pac.accounting import units_to_nats
     from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
 
-    state = read_state(run, run_id(run), Keyring.of_user())
+    with read_ledger(run, database_url) as reader:
+        state = reader.state
     spent = units_to_nats(state.spent_units)
     cap = None if state.cap_units is None else units_to_nats(state.cap_units)
     worlds = state.log_posterior.size
@@ -75,26 +71,26 @@ def reset(
         bool, typer.Option("--void-guarantee", help="Say that you mean it: the guarantee ends here.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    database_url: DatabaseUrl = None,
 ) -> None:
-    """Delete the deployment's secret, posterior and account, so that a new deployment can start."""
-    from reticent.ledger.sealed_file import void_state
+    """Delete the deployment's secret, posterior, account and API keys, so that a new deployment can start."""
+    from reticent.ledger.database import Database
     from reticent.ledger.secret import Keyring
+    from reticent.ledger.voiding import void_ledger
 
-    keyring = Keyring.of_user()
-    notes.print(WHAT_RESET_VOIDS.format(run=run, tokens=_tokens_released(run, keyring)), highlight=False)
+    notes.print(WHAT_RESET_VOIDS.format(run=run, tokens=_tokens_released(run, database_url)), highlight=False)
     if not void_guarantee:
         raise InvalidValueError("nothing was deleted; add --void-guarantee to go on")
     if not yes:
         typer.confirm("Delete it?", abort=True, err=True)
-    void_state(run, keyring)
+    void_ledger(run, Keyring.of_user(), Database.of_run(run, database_url))
     notes.print("deleted", highlight=False)
 
 
-def _tokens_released(run: Path, keyring: "Keyring") -> str:
-    """How many tokens were released, in words; unknown where the state cannot be opened."""
-    from reticent.ledger.sealed_file import read_state
-
+def _tokens_released(run: Path, database_url: str | None) -> str:
+    """How many tokens were released, in words; unknown where the ledger cannot be read."""
     try:
-        return f"{read_state(run, run_id(run), keyring).tokens_released:,} tokens"
+        with read_ledger(run, database_url) as reader:
+            return f"{reader.state.tokens_released:,} tokens"
     except DeploymentStateError:
         return "an unknown number of tokens"

@@ -1,1 +1,1 @@
-"""Durable deployment state: the sealed secret and posterior, committed before a token leaves."""
+"""Durable deployment state: the sealed secret and posterior, and every release, committed before a token leaves."""

@@ -1,4 +1,4 @@
-"""The curator: holds the secret, the posterior and the account, and releases one token at a time.
+"""The curator: holds the secret, the posterior and the account, and releases tokens one after another.
 
 Formal guarantee: for one persistent S and every adaptive, colluding user, I(S; all released tokens) ≤ Σ charges, the
 charges being what `Account` holds (arXiv 2601.14033 for the composition). It rests on these habits:
@@ -8,16 +8,21 @@ charges being what `Account` holds (arXiv 2601.14033 for the composition). It re
 * Every released token costs the step budget, unanimous ones too: the charge says nothing about dissent.
 * Votes are unanimous only if *all* m worlds agree, whatever their posterior mass. Then the consensus leaves without
   noise and without an update of the posterior.
-* The new state is durable before the token is returned. If `ReleaseStore.commit` raises, the state in memory is as
-  before and no token leaves; a crash can lose a token, never a charge.
+* The new state is durable before any token of a batch is returned. If `ReleaseStore.commit` raises, the state in memory
+  is as before and no token leaves; a crash can lose a token, never a charge.
+* A commit that raised may have been made durable all the same, as when a connection breaks while it is acknowledged.
+  Nothing more is released before the store has said which state stands.
+* The votes of a batch are all fixed before any of its outputs is seen; its releases are charged and calibrated in the
+  order of the ballots, each on the posterior that the one before it left.
 * The secret selects one row of the votes. No branch, error or count depends on it.
 
 A `Curator` is not thread-safe: releases happen one after another in a fixed order, by one writer.
 
-Shape suffix: M worlds.
+Shape suffixes: M worlds, A active tokens.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -71,6 +76,27 @@ class CuratorState:
         return cls(noise.secret_index(num_worlds), Posterior.uniform(num_worlds).log_weights, 0, cap)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ballot:
+    """The votes for one token, and what its record will say.
+
+    Attributes:
+        votes_M: each world's token, fixed before the call, int64[m].
+        step_budget: b, the charge in nats.
+        request: identifier of the request.
+        step: position of the token in its answer.
+        coin_key: the 16-byte key of the public coins behind the votes, or None for a decoder without coins.
+        key_id: identifier of the API key that asked, or None.
+    """
+
+    votes_M: NDArray[np.int64]
+    step_budget: float
+    request: str
+    step: int
+    coin_key: bytes | None = None
+    key_id: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord:
     """The facts of one release that others may see.
@@ -81,6 +107,7 @@ class ReleaseRecord:
         coin_key: the 16-byte key of its public coins, or None for a decoder without coins.
         num_active: the number of distinct votes, a. It depends on the corpus, not on S: show it coarsely.
         charge_units: the charge, in units of 2^-64 nat.
+        key_id: identifier of the API key that asked, or None.
     """
 
     step: int
@@ -88,6 +115,7 @@ class ReleaseRecord:
     coin_key: bytes | None
     num_active: int
     charge_units: int
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +130,15 @@ class ReleasedToken:
 class ReleaseStore(Protocol):
     """Durable storage of a deployment's state."""
 
-    def commit(self, state: CuratorState, record: ReleaseRecord) -> None:
-        """Make the state durable together with the record, both or neither; raise if that cannot be done."""
+    def commit(self, state: CuratorState, records: Sequence[ReleaseRecord]) -> None:
+        """Make the state durable together with the records that led to it, all or nothing; raise if that fails."""
+        ...
+
+    def reconcile(self, state: CuratorState) -> CuratorState:
+        """Return the state that is durable after a commit that raised: `state`, the one before it, or the one it made.
+
+        Raises where that cannot be found out yet; nothing is released until it can.
+        """
         ...
 
 
@@ -135,6 +170,12 @@ class Curator:
         return curator
 
     def _adopt(self, state: CuratorState, store: ReleaseStore, noise: NoiseSource) -> None:
+        self._store = store
+        self._noise = noise
+        self._in_doubt = False
+        self._continue_from(state)
+
+    def _continue_from(self, state: CuratorState) -> None:
         posterior = Posterior(state.log_posterior)
         if not 0 <= state.secret < posterior.num_worlds:
             raise InvalidValueError(f"the stored secret is not one of the {posterior.num_worlds} worlds")
@@ -143,8 +184,6 @@ class Curator:
         self._account = Account(state.spent_units, state.cap_units)
         self._posterior = posterior
         self._state = state
-        self._store = store
-        self._noise = noise
 
     @property
     def state(self) -> CuratorState:
@@ -194,41 +233,91 @@ class Curator:
             BudgetExhaustedError: the charge would pass the cap; nothing was drawn or changed.
             Exception: whatever the store raises; nothing was changed and no token leaves.
         """
-        self._check_votes(votes_M)
-        active_A, index_M = active_votes(votes_M)
-        if not active_A[0] >= 0:
-            raise InvalidValueError(f"votes must be token ids of at least 0, got {int(active_A[0])}")
-        mechanism = GaussianMechanism(step_budget)
-        charge = accounting.charge_units(step_budget)
-        account = self._account.charged(charge)
+        ballot = Ballot(votes_M, step_budget, request, step, coin_key)
+        released = self.release_many([ballot])[0]
+        if released is None:
+            self._account.charged(accounting.charge_units(step_budget))
+            raise AssertionError("a ballot is refused only where its charge would pass the cap")
+        return released
 
-        num_active = active_A.size
-        posterior = self._posterior
-        released_index = 0
-        if num_active > 1:
-            calibration = mechanism.calibrate(vote_weights(index_M, posterior))
-            drawn = mechanism.release(index_M, calibration, self._state.secret, self._noise)
-            posterior = posterior.updated(drawn.log_likelihood)
-            released_index = drawn.index
+    def release_many(self, ballots: Sequence[Ballot]) -> list[ReleasedToken | None]:
+        """Release a token for each ballot, commit all charges at once, and return the tokens in order.
 
-        state = CuratorState(
-            secret=self._state.secret,
-            log_posterior=posterior.log_weights,
-            spent_units=account.spent_units,
-            cap_units=account.cap_units,
-            tokens_released=self._state.tokens_released + 1,
-            dissenting_steps=self._state.dissenting_steps + int(num_active > 1),
-        )
-        self._store.commit(state, ReleaseRecord(step, request, coin_key, num_active, charge))
-        self._state, self._posterior, self._account = state, posterior, account
-        return ReleasedToken(int(active_A[released_index]), num_active, charge)
+        A ballot whose charge would pass the cap is refused together with all that follow it: their places in the list
+        hold None, and the releases before them stand.
 
-    def _check_votes(self, votes_M: NDArray[np.int64]) -> None:
+        Args:
+            ballots: all fixed before this call.
+
+        Raises:
+            InvalidValueError: a ballot has malformed votes, or a budget out of range; nothing was drawn.
+            Exception: whatever the store raises; nothing was changed and no token leaves.
+        """
+        counts = [self._count(ballot) for ballot in ballots]
+        if self._in_doubt:
+            self._continue_from(self._store.reconcile(self._state))
+            self._in_doubt = False
+        state, posterior, account = self._state, self._posterior, self._account
+        tokens: list[ReleasedToken | None] = []
+        records = []
+        for ballot, count in zip(ballots, counts, strict=True):
+            if not account.can_afford(count.charge_units):
+                break
+            account = account.charged(count.charge_units)
+            index, posterior = self._draw(count, posterior)
+            dissent = count.active_A.size > 1
+            state = replace(
+                state,
+                log_posterior=posterior.log_weights,
+                spent_units=account.spent_units,
+                tokens_released=state.tokens_released + 1,
+                dissenting_steps=state.dissenting_steps + int(dissent),
+            )
+            tokens.append(ReleasedToken(int(count.active_A[index]), count.active_A.size, count.charge_units))
+            records.append(count.record(ballot))
+        if records:
+            self._in_doubt = True
+            self._store.commit(state, records)
+            self._in_doubt = False
+            self._state, self._posterior, self._account = state, posterior, account
+        return tokens + [None] * (len(ballots) - len(tokens))
+
+    def _draw(self, count: "_Count", posterior: Posterior) -> tuple[int, Posterior]:
+        """The index of the released token among the active ones, and the posterior after it."""
+        if count.active_A.size == 1:
+            return 0, posterior
+        calibration = count.mechanism.calibrate(vote_weights(count.index_M, posterior))
+        drawn = count.mechanism.release(count.index_M, calibration, self._state.secret, self._noise)
+        return drawn.index, posterior.updated(drawn.log_likelihood)
+
+    def _count(self, ballot: Ballot) -> "_Count":
+        votes_M = ballot.votes_M
         if votes_M.shape != (self.num_worlds,) or votes_M.dtype.kind not in "iu":
             raise InvalidValueError(
                 f"votes must be {self.num_worlds} integers, one for each world; got {votes_M.dtype} of shape "
                 f"{votes_M.shape}"
             )
+        active_A, index_M = active_votes(votes_M)
+        if not active_A[0] >= 0:
+            raise InvalidValueError(f"votes must be token ids of at least 0, got {int(active_A[0])}")
+        mechanism = GaussianMechanism(ballot.step_budget)
+        return _Count(active_A, index_M, mechanism, accounting.charge_units(ballot.step_budget))
 
     def __repr__(self) -> str:
         return f"Curator({self._state!r})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Count:
+    """A checked ballot: the distinct votes, each world's index among them, and the mechanism with its charge."""
+
+    active_A: NDArray[np.int64]
+    index_M: NDArray[np.int64]
+    mechanism: GaussianMechanism
+    charge_units: int
+
+    def record(self, ballot: Ballot) -> ReleaseRecord:
+        """What the ledger keeps of this release."""
+        return ReleaseRecord(
+            ballot.step, ballot.request, ballot.coin_key, self.active_A.size, self.charge_units, ballot.key_id
+        )

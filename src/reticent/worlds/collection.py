@@ -5,7 +5,7 @@
     worlds.safetensors   for each adapted module `PATH.lora_A` [m, r, in] and `PATH.lora_B` [m, out, r]
     full.safetensors     the same with m = 1: one adapter on all records, the ceiling without privacy
     training/            what an interrupted build resumes from
-    deployment.sealed    the secret, posterior and account, once text has been generated
+    ledger.sqlite        the sealed secret, posterior and account, and every release, once text has been generated
 
 Opening a run verifies every hash.
 """

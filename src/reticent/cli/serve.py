@@ -1,0 +1,123 @@
+"""`reticent serve`: a run as an HTTP service with OpenAI's interface."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reticent.cli.deployment import DatabaseUrl, RunDirectory, run_id
+from reticent.cli.output import notes, parse_budget
+from reticent.cli.worlds import DType
+from reticent.decoding.votes import Decoder, DecodingSettings
+from reticent.errors import InvalidValueError
+from reticent.server.settings import Limits, OnExhausted, ServerSettings
+
+_LIMITS = Limits()
+
+
+def serve(
+    run: RunDirectory,
+    step_budget: Annotated[
+        float, typer.Option(parser=parse_budget, metavar="NATS", help="Charge per token: 2^-32, 1e-9 or a decimal.")
+    ] = 2.0**-32,
+    total_budget: Annotated[
+        float | None,
+        typer.Option(parser=parse_budget, metavar="NATS", help="Cap over the deployment's life, set at its first use."),
+    ] = None,
+    database_url: DatabaseUrl = None,
+    host: Annotated[
+        str, typer.Option(help="Address to bind to; loopback only while there is no API key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind to.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The model's name for clients; the run directory's unless given.")
+    ] = None,
+    on_exhausted: Annotated[
+        OnExhausted, typer.Option(help="Once the budget is spent: refuse, or let the public model go on alone.")
+    ] = OnExhausted.REFUSE,
+    decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
+    temperature_default: Annotated[float, typer.Option(help="Temperature where a request names none.")] = 1.0,
+    candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
+    max_concurrent: Annotated[int, typer.Option(help="Answers that are decoded together.")] = _LIMITS.max_concurrent,
+    max_queue: Annotated[int, typer.Option(help="Answers that may wait.")] = _LIMITS.max_queue,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Longest prompt; what the context window leaves room for unless given.")
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = _LIMITS.max_body_bytes,
+    default_max_tokens: Annotated[
+        int, typer.Option(help="Length of a chat answer whose request names none.")
+    ] = _LIMITS.default_max_tokens,
+    log_texts: Annotated[
+        bool, typer.Option("--log-texts", help="Write prompts and answers to the log. They may be personal data.")
+    ] = False,
+    model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None,
+    dtype: Annotated[DType | None, typer.Option(help="Type to compute in; as trained unless given.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, …")] = "cpu",
+) -> None:
+    """Serve a run over HTTP. OpenAI's clients work unchanged; every token is charged before it leaves.
+
+    The first use draws the deployment's secret world; later uses go on with the same secret, posterior and account.
+    """
+    limits = replace(
+        _LIMITS,
+        max_concurrent=max_concurrent,
+        max_queue=max_queue,
+        max_prompt_tokens=max_prompt_tokens,
+        max_body_bytes=max_body_bytes,
+        default_max_tokens=default_max_tokens,
+    )
+    decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates)
+    settings = ServerSettings(name or run.resolve().name, decoding, on_exhausted, log_texts, limits)
+    _serve(run, settings, total_budget, database_url, host, port, model, dtype, device)
+
+
+def _serve(
+    run: Path,
+    settings: ServerSettings,
+    total_budget: float | None,
+    database_url: str | None,
+    host: str,
+    port: int,
+    model: str | None,
+    dtype: DType | None,
+    device: str,
+) -> None:
+    import torch
+
+    try:
+        from reticent.server.running import permitted_host
+        from reticent.server.running import serve as run_server
+        from reticent.server.service import assemble
+    except ModuleNotFoundError as error:
+        raise InvalidValueError(
+            f"the server needs {error.name}; install it with `pip install reticent[server]`"
+        ) from None
+    from reticent.ledger.api_keys import KeyTable
+    from reticent.ledger.secret import Keyring
+    from reticent.ledger.store import Ledger
+    from reticent.randomness import SystemNoise
+    from reticent.worlds.collection import RunDirectory
+
+    opened = RunDirectory.open(run)
+    base = opened.base(model)
+    tokenizer = base.load_tokenizer()
+    engine = opened.engine(base, getattr(torch, dtype.value) if dtype else None, device)
+    identity = run_id(run)
+    with Ledger.open(
+        run,
+        identity,
+        opened.manifest.num_worlds,
+        Keyring.of_user(),
+        database_url=database_url,
+        total_budget=total_budget,
+        noise=SystemNoise(),
+    ) as ledger:
+        if ledger.created:
+            notes.print("new deployment: its secret world is drawn now and stays", highlight=False)
+        bound_to, why = permitted_host(host, KeyTable(ledger.database))
+        if why is not None:
+            notes.print(why, highlight=False)
+        service = assemble(settings, identity, int(time.time()), engine, tokenizer, ledger, ledger.database)
+        run_server(service, bound_to, port)

@@ -1,0 +1,152 @@
+"""How a deployment's ledger is created or opened again, under the run's lock.
+
+Guarantee: a run gets a new secret only if it never had one, as far as its lock file and the database know; whatever is
+opened has been verified from its first release to its last. A creation that fails leaves nothing that blocks the next.
+"""
+
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import insert
+
+from reticent.errors import DeploymentStateError, InvalidValueError
+from reticent.ledger import chain, schema
+from reticent.ledger.database import Database
+from reticent.ledger.lock import RunLock
+from reticent.ledger.mark import Mark
+from reticent.ledger.reading import LedgerReader, read_header, require_run
+from reticent.ledger.sealing import Checkpoint, Header, run_digest, seal
+from reticent.ledger.secret import Keyring, StateKey
+from reticent.ledger.writer import Writer
+from reticent.pac.accounting import cap_units, units_to_nats
+from reticent.pac.curator import CuratorState
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A deployment that this process may write to."""
+
+    writer: Writer
+    mark: Mark
+    key: StateKey
+    header: Header
+    checkpoint: Checkpoint
+
+    def close(self) -> None:
+        """Let go of the database and the mark."""
+        self.writer.close()
+        self.mark.close()
+
+
+def existing_header(database: Database) -> Header | None:
+    """The header of the deployment in a database, or None where it holds none.
+
+    Raises:
+        DeploymentStateError: it comes from a newer schema, or is damaged.
+        StorageError: the database cannot be reached.
+    """
+    if database.missing:
+        return None
+    engine = database.engine(write=False)
+    try:
+        with database.errors(), engine.connect() as connection:
+            return read_header(connection, database)
+    finally:
+        engine.dispose()
+
+
+def create(database: Database, run_id: str, keyring: Keyring, initial: CuratorState) -> Opened:
+    """Write a new deployment with its key and its mark.
+
+    Raises:
+        DeploymentStateError: another process is about to create one there, or the key is malformed.
+        StorageError: something cannot be written.
+    """
+    header = Header(schema.SCHEMA_VERSION, secrets.token_hex(16), run_digest(run_id))
+    checkpoint = Checkpoint(initial, chain.first_digest(header.deployment_id, header.run_digest))
+    with contextlib.ExitStack() as undo:
+        if database.missing:
+            undo.callback(database.delete_file)
+        database.create_file()
+        undo.callback(keyring.remove, header.deployment_id)
+        key = keyring.create(header.deployment_id)
+        mark = Mark.create(keyring.mark_path(header.deployment_id))
+        undo.callback(mark.close)
+        writer = Writer(database)
+        undo.callback(writer.close)
+        with writer.transaction() as connection:
+            schema.metadata.create_all(connection)
+            connection.execute(
+                insert(schema.deployment).values(
+                    id=1,
+                    schema_version=header.schema,
+                    deployment_id=header.deployment_id,
+                    run_digest=header.run_digest,
+                    created=int(time.time()),
+                )
+            )
+            sealed = seal(key, header, checkpoint)
+            connection.execute(insert(schema.state).values(id=1, writer_epoch=0, tokens_released=0, sealed=sealed))
+        writer.enroll()
+        undo.pop_all()
+    return Opened(writer, mark, key, header, checkpoint)
+
+
+def continue_from(run_dir: Path, run_id: str, keyring: Keyring, database: Database, header: Header) -> Opened:
+    """Become the writer of an existing deployment, and verify all of its ledger.
+
+    Raises:
+        DeploymentStateError: another process writes to it, it belongs to another run, fails its verification, or is
+            older than its mark; or the key or the mark is missing.
+        StorageError: the database cannot be reached.
+    """
+    require_run(header, run_id, database)
+    with contextlib.ExitStack() as undo:
+        writer = Writer(database)
+        undo.callback(writer.close)
+        # First, so that nobody can commit between the verification and the first release.
+        writer.enroll()
+        with LedgerReader(run_dir, run_id, keyring, database) as reader:
+            reader.verify()
+            key, checkpoint = reader.key, reader.checkpoint
+        mark = Mark.open(keyring.mark_path(header.deployment_id))
+        undo.pop_all()
+    return Opened(writer, mark, key, header, checkpoint)
+
+
+def require_undeployed(lock: RunLock, database: Database) -> None:
+    """Check that a run whose database holds no deployment never had one.
+
+    Raises:
+        DeploymentStateError: it had.
+    """
+    if not lock.deployment_id:
+        return
+    place = lock.ledger_place
+    remedy = "restore it" if place == str(database) else f"it was last kept in {place}: name that with --database-url"
+    raise DeploymentStateError(
+        f"this run has a deployment, but {database} does not hold it. It was deleted, or is elsewhere; {remedy}. "
+        "To give the deployment up, use `reticent state reset`, which says what that voids"
+    )
+
+
+def require_agreement(state: CuratorState, num_worlds: int, total_budget: float | None) -> None:
+    """Check that a stored state is one of this run's worlds and has the cap that was asked for.
+
+    Raises:
+        DeploymentStateError: the number of worlds differs.
+        InvalidValueError: `total_budget` is given and is not the deployment's cap.
+    """
+    if state.log_posterior.size != num_worlds:
+        raise DeploymentStateError(
+            f"the ledger was made for {state.log_posterior.size} worlds, and this run has {num_worlds}"
+        )
+    if total_budget is not None and cap_units(total_budget) != state.cap_units:
+        cap = "none" if state.cap_units is None else f"{units_to_nats(state.cap_units):.6g} nats"
+        raise InvalidValueError(
+            f"total-budget {total_budget:.6g} nats: this deployment's cap is {cap} since its first use and stays; "
+            "leave the option out"
+        )

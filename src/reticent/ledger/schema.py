@@ -1,0 +1,77 @@
+"""The tables of a ledger, alike in SQLite and PostgreSQL. One database holds one deployment.
+
+Formats. Times are whole seconds since 1970 (UTC). Charges are whole units of 2^-64 nat; these pass 64 bits, so they are
+kept as 32 hexadecimal digits, and no database ever rounds or overflows one. `state` and `deployment` have one row.
+
+| table | holds | confidential |
+|---|---|---|
+| `deployment` | which deployment, run and schema this is | no |
+| `state` | the sealed secret, posterior, account and head of the chain; the writer's epoch | sealed |
+| `releases` | one row a released token, chained by digests; only ever appended to | `num_active` tells of the corpus |
+| `api_keys` | who may ask: salted hashes, scopes, quotas | hashes only |
+"""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, LargeBinary, MetaData, String, Table, Text
+
+SCHEMA_VERSION: Final = 1
+UNIT_DIGITS: Final = 32
+LARGEST_UNITS: Final = 16**UNIT_DIGITS - 1
+
+metadata: Final = MetaData()
+
+# SQLite numbers its rows by a column of exactly this type; in PostgreSQL it must have 64 bits.
+_Long = BigInteger().with_variant(Integer, "sqlite")
+
+deployment: Final = Table(
+    "deployment",
+    metadata,
+    Column("id", Integer, CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
+    Column("schema_version", Integer, nullable=False),
+    Column("deployment_id", String(32), nullable=False),
+    Column("run_digest", LargeBinary(32), nullable=False),
+    Column("created", BigInteger, nullable=False),
+)
+
+state: Final = Table(
+    "state",
+    metadata,
+    Column("id", Integer, CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
+    Column("writer_epoch", BigInteger, nullable=False),
+    Column("tokens_released", BigInteger, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+)
+
+releases: Final = Table(
+    "releases",
+    metadata,
+    Column("number", _Long, primary_key=True, autoincrement=False),
+    Column("time", BigInteger, nullable=False),
+    Column("request", Text, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("coin_key", LargeBinary(16)),
+    Column("num_active", Integer, nullable=False),
+    Column("charge_units", String(UNIT_DIGITS), nullable=False),
+    Column("key_id", Text),
+    Column("digest", LargeBinary(32), nullable=False),
+)
+
+api_keys: Final = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("salt", LargeBinary(16), nullable=False),
+    Column("hash", LargeBinary(32), nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("tokens_per_minute", BigInteger),
+    Column("total_tokens", BigInteger),
+    Column("created", BigInteger, nullable=False),
+    Column("revoked", BigInteger),
+)
+
+
+def units_as_text(units: int) -> str:
+    """Return a non-negative number of units, at most `LARGEST_UNITS`, as 32 hexadecimal digits."""
+    return f"{units:0{UNIT_DIGITS}x}"

@@ -1,0 +1,94 @@
+"""How a deployment's state is sealed for the database.
+
+Guarantee: what `unseal` returns was sealed under the deployment's key for this deployment, this run and this schema.
+The size of the sealed bytes depends on the number of worlds alone.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from reticent.errors import DeploymentStateError
+from reticent.ledger.chain import Totals
+from reticent.ledger.secret import StateKey
+from reticent.pac.curator import CuratorState
+
+_MAGIC: Final = b"RETICENT"
+_HEADER: Final = struct.Struct(">8sH16s32s")
+# secret, tokens released, dissenting steps, spent units, whether there is a cap, cap units, head of the release chain
+_COUNTS: Final = struct.Struct(">QQQ16s?16s32s")
+_POSTERIOR_TYPE: Final = np.dtype(">f8")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is sealed along, and lies beside the sealed bytes in the clear: all of it is authenticated."""
+
+    schema: int
+    deployment_id: str
+    run_digest: bytes
+
+    def to_bytes(self) -> bytes:
+        """The header in its one encoding."""
+        return _HEADER.pack(_MAGIC, self.schema, bytes.fromhex(self.deployment_id), self.run_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A deployment's state together with the head of the chain of releases that led to it."""
+
+    state: CuratorState
+    head: bytes
+
+    @property
+    def totals(self) -> Totals:
+        """What the chain must add up to."""
+        return Totals(self.state.tokens_released, self.state.spent_units, self.head)
+
+
+def run_digest(run_id: str) -> bytes:
+    """The 32 bytes that name a run in its ledger."""
+    return hashlib.sha256(run_id.encode()).digest()
+
+
+def seal(key: StateKey, header: Header, checkpoint: Checkpoint) -> bytes:
+    """Encrypt and authenticate a checkpoint."""
+    state = checkpoint.state
+    counts = _COUNTS.pack(
+        state.secret,
+        state.tokens_released,
+        state.dissenting_steps,
+        state.spent_units.to_bytes(16, "big"),
+        state.cap_units is not None,
+        (state.cap_units or 0).to_bytes(16, "big"),
+        checkpoint.head,
+    )
+    return key.seal(counts + state.log_posterior.astype(_POSTERIOR_TYPE).tobytes(), header.to_bytes())
+
+
+def unseal(key: StateKey, header: Header, sealed: bytes) -> Checkpoint:
+    """Recover a checkpoint.
+
+    Raises:
+        DeploymentStateError: the key is another one, or the bytes or the header were altered.
+    """
+    try:
+        plaintext = key.unseal(sealed, header.to_bytes())
+    except DeploymentStateError:
+        raise DeploymentStateError(
+            "the sealed state of the ledger does not open: the key is not the one it was sealed with, or the state was "
+            "altered. Restore the key and the ledger; nothing is released until both fit"
+        ) from None
+    secret, tokens_released, dissenting_steps, spent, has_cap, cap, head = _COUNTS.unpack_from(plaintext)
+    state = CuratorState(
+        secret=secret,
+        log_posterior=np.frombuffer(plaintext, _POSTERIOR_TYPE, offset=_COUNTS.size).astype(np.float64),
+        spent_units=int.from_bytes(spent, "big"),
+        cap_units=int.from_bytes(cap, "big") if has_cap else None,
+        tokens_released=tokens_released,
+        dissenting_steps=dissenting_steps,
+    )
+    return Checkpoint(state, head)

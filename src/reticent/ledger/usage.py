@@ -1,0 +1,58 @@
+"""How many tokens were released, for whom and when: read from the releases of a ledger that may be in use.
+
+Takes no lock and no key; counts only, so nothing secret is read.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import Row, Select, func, inspect, select
+
+from reticent.ledger.database import Database
+from reticent.ledger.schema import releases
+
+SECONDS_AN_HOUR: Final = 3600
+
+
+class UsageTable:
+    """Counts over the releases of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tokens_by_key(self) -> dict[str, int]:
+        """Tokens released for each API key over the deployment's life.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        key = releases.c.key_id
+        return {
+            str(row.key_id): int(row.tokens)
+            for row in self._rows(select(key, func.count().label("tokens")).where(key.is_not(None)).group_by(key))
+        }
+
+    def tokens_by_hour(self, since: int) -> list[tuple[int, int]]:
+        """(start of the hour in seconds since 1970, tokens released in it), for hours that had any.
+
+        Args:
+            since: releases before it are left out; seconds since 1970.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        hour = (releases.c.time - releases.c.time % SECONDS_AN_HOUR).label("hour")
+        query = select(hour, func.count().label("tokens")).where(releases.c.time >= since).group_by(hour).order_by(hour)
+        return [(int(row.hour), int(row.tokens)) for row in self._rows(query)]
+
+    def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        if self._database.missing:
+            return []
+        engine = self._database.engine(write=False)
+        try:
+            with self._database.errors(), engine.begin() as connection:
+                if not inspect(connection).has_table(releases.name):
+                    return []
+                return connection.execute(query).all()
+        finally:
+            engine.dispose()

@@ -1,0 +1,69 @@
+"""The application: routes, middleware, errors, the OpenAPI document, and the engine's life within the server's."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from reticent import __version__
+from reticent.server import routes_openai, routes_operator
+from reticent.server.errors import install_error_handlers
+from reticent.server.middleware import AccessLog, BodyLimit
+from reticent.server.service import Service
+
+DESCRIPTION = (
+    "OpenAI's interface to a language model adapted on private text. Every released token is charged to one privacy "
+    "budget, before it leaves; `usage.privacy` says what a request cost and what all releases so far can tell. Fields "
+    "that would leak, or that cannot be honoured, are refused with status 400 and the reason."
+)
+
+
+def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
+    """The ASGI application over a service; its lifespan starts the engine's thread and drains it.
+
+    Args:
+        service: all parts of the server, not yet started.
+        drain_seconds: how long answers at hand may take once the server stops.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.batcher.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(service.batcher.close, drain_seconds)
+
+    # No interactive documentation: its pages load scripts from elsewhere.
+    app = FastAPI(
+        title="Reticent",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.include_router(routes_openai.router)
+    app.include_router(routes_operator.router)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=service.settings.limits.max_body_bytes)
+    app.add_middleware(AccessLog, metrics=service.metrics)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, without the statuses that FastAPI adds and this server never sends."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            document.get("components", {}).get("schemas", {}).pop(unused, None)
+        app.openapi_schema = document
+    return app.openapi_schema

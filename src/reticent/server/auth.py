@@ -1,0 +1,103 @@
+"""Who asks, and may they: bearer keys with scopes.
+
+Contract. A deployment that has, or ever had, a key serves only requests with a live one. A deployment that never had a
+key serves everyone, which is why the server then binds to loopback alone; names of other hosts are refused there, so
+that no web page can reach it through a name it controls. A revocation is in force within a second.
+"""
+
+import asyncio
+import ipaddress
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from reticent.errors import ReticentError
+from reticent.ledger.api_keys import ApiKey, KeyTable, Scope, StoredKey, authenticate
+from reticent.server.errors import ApiError
+
+_FRESH_SECONDS: Final = 1.0
+
+bearer = HTTPBearer(auto_error=False, description="A key made by `reticent keys create`.")
+
+
+class KeyDirectory:
+    """The deployment's keys, read again when they are older than a second; safe to use from several threads."""
+
+    def __init__(self, table: KeyTable, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table = table
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keys: Sequence[StoredKey] = ()
+        self._read_at = -float("inf")
+
+    def current(self) -> Sequence[StoredKey]:
+        """All keys, revoked ones included.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        with self._lock:
+            if not self._clock() - self._read_at < _FRESH_SECONDS:
+                self._keys = self._table.read()
+                self._read_at = self._clock()
+            return self._keys
+
+    @property
+    def are_fresh(self) -> bool:
+        """Whether `current` would answer without reading."""
+        return self._clock() - self._read_at < _FRESH_SECONDS
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _named_host(request: Request) -> str:
+    """The host of the request's Host header, without a port."""
+    host = request.headers.get("host", "")
+    return host if host.endswith("]") else host.partition(":")[0] if host.count(":") < 2 else host.rpartition(":")[0]
+
+
+async def _identify(request: Request, credentials: HTTPAuthorizationCredentials | None) -> ApiKey | None:
+    directory: KeyDirectory = request.app.state.service.keys
+    try:
+        keys = directory.current() if directory.are_fresh else await asyncio.to_thread(directory.current)
+    except ReticentError:
+        raise ApiError(
+            503, "API keys cannot be read at the moment. Try again later.", kind="server_error", retry_after=5
+        ) from None
+    if not keys:
+        if not is_loopback(_named_host(request)):
+            raise ApiError(403, "Without API keys this server answers to loopback names only.", kind="permission_error")
+        return None
+    key = authenticate(credentials.credentials, keys) if credentials else None
+    if key is None:
+        what = "That API key is not valid." if credentials else "No API key was given; send it as a bearer token."
+        raise ApiError(401, what, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    return key
+
+
+def _with_scope(scope: Scope) -> Callable[..., object]:
+    async def dependency(
+        request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+    ) -> ApiKey | None:
+        key = await _identify(request, credentials)
+        if key is not None and scope not in key.scopes:
+            raise ApiError(403, f"This API key has no scope {scope.value!r}.", kind="permission_error")
+        return key
+
+    return dependency
+
+
+Generating = Annotated[ApiKey | None, Depends(_with_scope(Scope.GENERATE))]
+"""The key of a request that asks for text; None on a loopback server without keys."""
+Administrating = Annotated[ApiKey | None, Depends(_with_scope(Scope.ADMIN))]
+"""The key of a request for metrics or the dashboard's data."""

@@ -1,0 +1,234 @@
+"""The engine thread: continuous batching of answers over one ensemble and one curator.
+
+What is guaranteed. One thread computes and releases; it alone touches the curator. Each step it admits at most one
+waiting answer, casts the votes of every answer in the batch, releases them in the order of admission with one commit,
+hands the tokens on, and extends the contexts of the answers that go on. All votes of a step are fixed before any of its
+tokens is seen, and no token is handed on before its charge is durable.
+
+What is done, in which order and how often, is a function of requests, limits, released tokens and the account: never of
+the realised world.
+
+| case | what happens |
+|---|---|
+| the budget does not cover an answer's next token | it ends with `BUDGET`, or the public model goes on for it |
+| the key's quota is used up | the answer ends with `QUOTA` |
+| the ledger cannot be written | every answer in the batch ends with `STORAGE`; the next ones try again |
+| one answer's votes cannot be cast | that answer ends with `FAULT`, the others go on |
+| an answer is cancelled | it leaves before the next step; what was released stays charged |
+| the server stops | no new answers; those at hand are finished, or end with `SHUTDOWN` after a deadline |
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol
+
+from reticent.pac.curator import Curator
+from reticent.protocols import C, Ensemble
+from reticent.server.jobs import Ending, FairQueue, Job, TokenSource
+from reticent.server.stepping import Step, decode_step
+
+logger = logging.getLogger("reticent.server")
+
+
+class Observer(Protocol):
+    """What wants to know how the engine fares. Called on the engine's thread; must return at once."""
+
+    def prefilled(self, seconds: float) -> None:
+        """A prompt was read."""
+        ...
+
+    def stepped(self, seconds: float, step: Step[Any]) -> None:
+        """A step ended."""
+        ...
+
+
+class QueueFullError(Exception):
+    """More answers wait than may."""
+
+
+class ClosingError(Exception):
+    """The server is stopping."""
+
+
+class Batcher(Generic[C]):
+    """Runs jobs on a thread of its own.
+
+    Args:
+        ensemble: the public model and all worlds.
+        curator: of the deployment; used on the engine thread only, but for its account, which never changes in place.
+        observer: is told of every step.
+        max_concurrent: answers in the batch.
+        max_queue: answers that may wait.
+        public_fallback: whether the public model goes on where the budget ends.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble[C],
+        curator: Curator,
+        observer: Observer,
+        *,
+        max_concurrent: int,
+        max_queue: int,
+        public_fallback: bool = False,
+    ) -> None:
+        self._ensemble = ensemble
+        self._curator = curator
+        self._observer = observer
+        self._max_concurrent = max_concurrent
+        self._max_queue = max_queue
+        self._public_fallback = public_fallback
+        self._waiting: FairQueue[C] = FairQueue()
+        self._active: list[Job[C]] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._deadline = float("inf")
+        self._commit_failed = False
+        self._thread = threading.Thread(target=self._run, name="reticent-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine thread."""
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[Job[C]]) -> None:
+        """Queue all jobs of a request, or none.
+
+        Raises:
+            QueueFullError: they do not all find a place.
+            ClosingError: the server is stopping.
+        """
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                raise ClosingError
+            free = max(0, self._max_concurrent - len(self._active))
+            if len(self._waiting) + len(jobs) > self._max_queue + free:
+                raise QueueFullError
+            for job in jobs:
+                self._waiting.push(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job[C]) -> None:
+        """Stop a job that nobody waits for any more; of no effect once it has ended."""
+        with self._changed:
+            job.cancelled = True
+            was_waiting = self._waiting.remove(job)
+        if was_waiting:
+            job.sink.end(Ending.CANCELLED)
+
+    def close(self, drain_seconds: float) -> None:
+        """Take no more jobs, finish those at hand within `drain_seconds`, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._deadline = time.monotonic() + drain_seconds
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def num_active(self) -> int:
+        """Answers in the batch."""
+        return len(self._active)
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait."""
+        return len(self._waiting)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether jobs are taken."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def commit_failed(self) -> bool:
+        """Whether the last attempt to write the ledger failed."""
+        return self._commit_failed
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._drop_cancelled()
+                self._admit_one()
+                if self._active:
+                    self._step()
+        finally:
+            with self._changed:
+                self._closing = True
+                left = [*self._active, *self._waiting.drain()]
+                self._active.clear()
+            for job in left:
+                job.sink.end(Ending.SHUTDOWN)
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; return False when the thread should end."""
+        with self._changed:
+            while not self._active and not len(self._waiting):
+                if self._closing:
+                    return False
+                self._changed.wait()
+            return time.monotonic() < self._deadline
+
+    def _end(self, job: Job[C], ending: Ending) -> None:
+        with self._changed:
+            self._active.remove(job)
+        job.context = None
+        job.sink.end(ending)
+
+    def _drop_cancelled(self) -> None:
+        for job in [job for job in self._active if job.cancelled]:
+            self._end(job, Ending.CANCELLED)
+
+    def _admit_one(self) -> None:
+        with self._changed:
+            if not len(self._waiting) or len(self._active) >= self._max_concurrent:
+                return
+            job = self._waiting.pop(Counter(job.key_id for job in self._active))
+            self._active.append(job)
+        started = time.perf_counter()
+        try:
+            job.context = self._ensemble.open(job.prompt)
+        except Exception:
+            logger.exception("a prompt could not be read", extra={"request_id": job.request})
+            self._end(job, Ending.FAULT)
+            return
+        self._observer.prefilled(time.perf_counter() - started)
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        step = decode_step(self._ensemble, self._curator, list(self._active), self._public_fallback)
+        continuing = [(job, token) for job, token, source in step.tokens if self._hand_on(job, token, source)]
+        for job, ending in step.ended:
+            self._end(job, ending)
+        self._extend(continuing)
+        if step.commit_failed is not None:
+            self._commit_failed = step.commit_failed
+        self._observer.stepped(time.perf_counter() - started, step)
+
+    def _hand_on(self, job: Job[C], token: int, source: TokenSource) -> bool:
+        """Give an answer its token; return whether it goes on."""
+        job.step += 1
+        is_stop = token in job.stop_tokens
+        wants_more = job.sink.push(token, source, is_stop)
+        if is_stop or not wants_more:
+            self._end(job, Ending.STOP)
+        elif job.step >= job.max_tokens:
+            self._end(job, Ending.LENGTH)
+        elif job.cancelled:
+            self._end(job, Ending.CANCELLED)
+        else:
+            return True
+        return False
+
+    def _extend(self, continuing: Sequence[tuple[Job[C], int]]) -> None:
+        contexts = [job.context for job, _ in continuing if job.context is not None]
+        if not contexts:
+            return
+        try:
+            self._ensemble.extend(contexts, [token for _, token in continuing])
+        except Exception:
+            logger.exception("contexts could not be extended")
+            for job, _ in continuing:
+                self._end(job, Ending.FAULT)

@@ -1,0 +1,1 @@
+"""The operator's page: what was spent, what is left, and what that bounds."""

@@ -1,0 +1,147 @@
+"""What the dashboard shows, as numbers: budget, bounds, a projection, tokens by the hour, keys.
+
+Nothing here depends on the realised world beyond released tokens, and dissent appears as coarsely as in the metrics.
+"""
+
+from typing import Final
+
+from pydantic import BaseModel
+
+from reticent import __version__
+from reticent.pac.accounting import charge_units, units_to_nats
+from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
+from reticent.server.metrics import left_nats
+from reticent.server.service import Service
+
+HOURS_SHOWN: Final = 48
+_HOURS_AVERAGED: Final = 24
+_SECONDS_AN_HOUR: Final = 3600
+
+
+class Hour(BaseModel):
+    """Tokens released in the hour that starts at `start` (seconds since 1970)."""
+
+    start: int
+    tokens: int
+
+
+class KeyUse(BaseModel):
+    """An API key and what it has used."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    tokens_used: int
+    total_tokens: int | None
+    tokens_per_minute: int | None
+    revoked: bool
+
+
+class Summary(BaseModel):
+    """Everything on the page. Bounds are chances; `*_at_cap` is what they will be once the whole budget is spent."""
+
+    model: str
+    version: str
+    now: int
+    started: int
+    ready: bool
+    reason: str | None
+    worlds: int
+    on_exhausted: str
+    step_nats: float
+    tokens_released: int
+    tokens_left: int | None
+    nats_spent: float
+    nats_cap: float | None
+    nats_left: float | None
+    membership_bound: float
+    membership_at_cap: float | None
+    world_bound: float
+    world_at_cap: float | None
+    tokens_per_hour: float
+    hours_left: float | None
+    dissent_share: float | None
+    answers_active: int
+    answers_waiting: int
+    max_concurrent: int
+    hours: list[Hour]
+    keys: list[KeyUse]
+
+
+def summarise(service: Service, now: int, reason: str | None) -> Summary:
+    """Collect the page's numbers; asks the database, so call it off the event loop.
+
+    Args:
+        service: the running server.
+        now: seconds since 1970.
+        reason: what keeps the server from answering, or None.
+
+    Raises:
+        StorageError: the database cannot be read.
+    """
+    curator, settings = service.curator, service.settings
+    account, charge = curator.account, charge_units(settings.decoding.step_budget)
+    cap = None if account.cap_units is None else units_to_nats(account.cap_units)
+    tokens_left = None if account.cap_units is None else (account.cap_units - account.spent_units) // charge
+    hours = _hours(service, now)
+    pace = _pace(hours, now)
+    return Summary(
+        model=settings.model_name,
+        version=__version__,
+        now=now,
+        started=service.started,
+        ready=reason is None,
+        reason=reason,
+        worlds=curator.num_worlds,
+        on_exhausted=settings.on_exhausted.value,
+        step_nats=settings.decoding.step_budget,
+        tokens_released=curator.state.tokens_released,
+        tokens_left=tokens_left,
+        nats_spent=account.spent_nats,
+        nats_cap=cap,
+        nats_left=left_nats(curator),
+        membership_bound=curator.membership_success,
+        membership_at_cap=None if cap is None else attack_success(cap, MEMBERSHIP_PRIOR),
+        world_bound=curator.world_success,
+        world_at_cap=None if cap is None else attack_success(cap, 1.0 / curator.num_worlds),
+        tokens_per_hour=pace,
+        hours_left=tokens_left / pace if tokens_left is not None and pace else None,
+        dissent_share=service.metrics.dissent.share,
+        answers_active=service.batcher.num_active,
+        answers_waiting=service.batcher.num_waiting,
+        max_concurrent=settings.limits.max_concurrent,
+        hours=hours,
+        keys=_keys(service),
+    )
+
+
+def _hours(service: Service, now: int) -> list[Hour]:
+    """The last 48 hours, empty ones included."""
+    first = (now // _SECONDS_AN_HOUR - HOURS_SHOWN + 1) * _SECONDS_AN_HOUR
+    released = dict(service.usage.tokens_by_hour(first))
+    starts = range(first, first + HOURS_SHOWN * _SECONDS_AN_HOUR, _SECONDS_AN_HOUR)
+    return [Hour(start=start, tokens=released.get(start, 0)) for start in starts]
+
+
+def _pace(hours: list[Hour], now: int) -> float:
+    """Tokens an hour over the last day, or over the time since the first token if that is shorter."""
+    recent = hours[-_HOURS_AVERAGED:]
+    first = next((hour.start for hour in recent if hour.tokens), now)
+    elapsed = max(1.0, (now - first) / _SECONDS_AN_HOUR)
+    return sum(hour.tokens for hour in recent) / elapsed
+
+
+def _keys(service: Service) -> list[KeyUse]:
+    used = service.meters.used()
+    return [
+        KeyUse(
+            id=key.id,
+            name=key.name,
+            scopes=sorted(key.scopes),
+            tokens_used=used.get(key.id, 0),
+            total_tokens=key.total_tokens,
+            tokens_per_minute=key.tokens_per_minute,
+            revoked=key.revoked is not None,
+        )
+        for key in (stored.key for stored in service.keys.current())
+    ]

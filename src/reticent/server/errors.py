@@ -1,0 +1,147 @@
+"""Errors as OpenAI's interface shapes them: `{"error": {"message", "type", "param", "code"}}` and a status.
+
+Whatever a client sends, it gets one of these and never a traceback. Messages name what was wrong and what would be
+right; they never repeat a prompt or a key.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+CLIENT_LEFT: Final = 499
+
+logger = logging.getLogger("reticent.server")
+
+
+class ApiError(Exception):
+    """An error that is sent to the client.
+
+    Args:
+        status: the HTTP status.
+        message: one or two sentences.
+        kind: OpenAI's error type.
+        param: the field at fault.
+        code: OpenAI's machine-readable code.
+        retry_after: seconds after which the same request may succeed.
+        headers: further headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = error_body(message, kind, param, code)
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+
+    def response(self) -> JSONResponse:
+        """The response a client gets."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def error_body(
+    message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
+) -> dict[str, dict[str, str | None]]:
+    """The JSON object of an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def budget_exhausted() -> ApiError:
+    """The deployment's budget does not cover another token."""
+    return ApiError(
+        429,
+        "The privacy budget of this deployment is spent; no further token can be released. "
+        "Ask the operator: waiting does not help.",
+        kind="insufficient_quota",
+        code="insufficient_quota",
+    )
+
+
+def quota_exhausted() -> ApiError:
+    """The key's own quota of tokens is used up."""
+    return ApiError(
+        429,
+        "This API key has used up its quota of tokens. Ask the operator for another quota: waiting does not help.",
+        kind="insufficient_quota",
+        code="insufficient_quota",
+    )
+
+
+def storage_failed() -> ApiError:
+    """The ledger cannot be written, so nothing may be shown."""
+    return ApiError(
+        503,
+        "The ledger cannot be written at the moment, so no token can be released. Try again later.",
+        kind="server_error",
+        code="ledger_unavailable",
+        retry_after=5,
+    )
+
+
+def shutting_down() -> ApiError:
+    """The server is stopping."""
+    return ApiError(503, "The server is shutting down.", kind="server_error", code="shutting_down", retry_after=10)
+
+
+def client_left() -> ApiError:
+    """Nobody reads this; its status, which nginx uses too, is for logs and metrics."""
+    return ApiError(CLIENT_LEFT, "The client closed the connection.")
+
+
+def internal_error() -> ApiError:
+    """A defect; the log has it."""
+    return ApiError(
+        500, "The server failed to answer this request; its log says why.", kind="server_error", code="internal_error"
+    )
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Give every error of the application the OpenAI shape."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        message, param = _first_problem(error.errors())
+        return ApiError(400, message, param=param).response()
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+
+    @app.exception_handler(Exception)
+    async def defect(_: Request, __: Exception) -> JSONResponse:
+        return internal_error().response()
+
+
+def _first_problem(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
+    """The first problem of a body in words, and the field it lies in; never the value that was sent."""
+    problem = problems[0]
+    place = [str(part) for part in problem["loc"] if part != "body"]
+    param = place[0] if place else None
+    match problem["type"]:
+        case "json_invalid":
+            return "The body is not valid JSON.", None
+        case "extra_forbidden":
+            return f"Unrecognized request argument: {param}", param
+        case "missing":
+            return f"{'.'.join(place) or 'The body'} is required.", param
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return (f"{param}: {message}" if param else message), param

@@ -1,0 +1,146 @@
+"""One answer in the making, and the queue in which answers wait for a place in the batch."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, Protocol
+
+from reticent.decoding.votes import DecodingSettings
+from reticent.protocols import C
+from reticent.randomness import PublicCoins
+
+
+class Ending(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """A stop token was released, or a stop string is complete."""
+    LENGTH = "length"
+    BUDGET = "budget"
+    """The deployment's budget does not cover the next token."""
+    QUOTA = "quota"
+    """The key's quota does not cover the next token."""
+    STORAGE = "storage"
+    """The ledger could not be written; the step's tokens stay hidden."""
+    CANCELLED = "cancelled"
+    SHUTDOWN = "shutdown"
+    FAULT = "fault"
+    """A defect, or a model that gave no distribution; the log has it."""
+
+
+class TokenSource(StrEnum):
+    """Which model wrote a token."""
+
+    PRIVATE = "private"
+    PUBLIC = "public"
+
+
+class Sink(Protocol):
+    """Where the tokens of one answer go. Called on the engine's thread; must return at once."""
+
+    def push(self, token: int, source: TokenSource, is_stop_token: bool) -> bool:
+        """Take a token; return whether the answer wants another."""
+        ...
+
+    def end(self, ending: Ending) -> None:
+        """Take the end; called exactly once."""
+        ...
+
+
+class Allowance(Protocol):
+    """How many tokens the asking key may still have. Called on the engine's thread."""
+
+    def take(self) -> bool:
+        """Take one token if one is left."""
+        ...
+
+    def put_back(self) -> None:
+        """Give back a token that was taken and not released."""
+        ...
+
+
+@dataclass(eq=False)
+class Job(Generic[C]):
+    """One answer.
+
+    Attributes:
+        request: identifier for the ledger; public.
+        key_id: the asking API key, or None.
+        prompt: token ids, at least one, and fewer than the context window holds.
+        settings: how its tokens are proposed, voted on and charged.
+        coins: its public randomness.
+        max_tokens: at most this many tokens; prompt and tokens together fit the context window.
+        stop_tokens: ids that end it once released.
+        sink: where its tokens go.
+        allowance: what its key may still have.
+        cancelled: set, by any thread, when nobody wants the answer any more.
+        context: what the engine holds of it, while it is in the batch.
+        step: tokens so far.
+    """
+
+    request: str
+    key_id: str | None
+    prompt: list[int]
+    settings: DecodingSettings
+    coins: PublicCoins
+    max_tokens: int
+    stop_tokens: frozenset[int]
+    sink: Sink
+    allowance: Allowance
+    cancelled: bool = False
+    context: C | None = field(default=None, repr=False)
+    step: int = 0
+
+
+class FairQueue(Generic[C]):
+    """Answers that wait, one line for each API key.
+
+    The next to be admitted is of the key with the fewest answers in the batch; among such keys, of the one that was
+    served longest ago. A key that asks for much waits for its own answers, not others for it.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str | None, deque[Job[C]]] = {}
+        self._last_served: dict[str | None, int] = {}
+        self._num_served = 0
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, job: Job[C]) -> None:
+        """Put a job at the end of its key's line."""
+        self._lines.setdefault(job.key_id, deque()).append(job)
+        self._length += 1
+
+    def pop(self, active: Mapping[str | None, int]) -> Job[C]:
+        """Take the job whose turn it is, given how many answers each key has in the batch.
+
+        Raises:
+            IndexError: nobody waits.
+        """
+        waiting = [key for key, line in self._lines.items() if line]
+        if not waiting:
+            raise IndexError("nobody waits")
+        key = min(waiting, key=lambda key: (active.get(key, 0), self._last_served.get(key, 0)))
+        self._num_served += 1
+        self._last_served[key] = self._num_served
+        self._length -= 1
+        return self._lines[key].popleft()
+
+    def remove(self, job: Job[C]) -> bool:
+        """Take a job out of its line; return whether it was there."""
+        line = self._lines.get(job.key_id)
+        if line is None or job not in line:
+            return False
+        line.remove(job)
+        self._length -= 1
+        return True
+
+    def drain(self) -> list[Job[C]]:
+        """Take out all jobs."""
+        jobs = [job for line in self._lines.values() for job in line]
+        self._lines.clear()
+        self._length = 0
+        return jobs

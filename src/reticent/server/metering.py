@@ -1,0 +1,114 @@
+"""What each API key may still have: a number of tokens in all, and a number a minute.
+
+Contract: a key's total is exact, also under concurrency, as it is taken token by token on the engine's thread and
+starts from what the ledger holds. Its rate is a bucket that fills steadily up to one minute's worth; a request reserves
+the most it can release, before it queues, and gives back what it did not use.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from reticent.ledger.api_keys import ApiKey
+
+
+class KeyMeter:
+    """The consumption of one API key; safe to use from several threads.
+
+    Args:
+        used: tokens released for it so far.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, used: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._used = used
+        self._total: int | None = None
+        self._per_minute: int | None = None
+        self._bucket = 0.0
+        self._filled_at = clock()
+
+    def adopt(self, total: int | None, per_minute: int | None) -> None:
+        """Apply the quotas that the key has now; None is no quota."""
+        with self._lock:
+            self._total = total
+            if per_minute != self._per_minute:
+                self._per_minute, self._bucket, self._filled_at = per_minute, float(per_minute or 0), self._clock()
+
+    @property
+    def used(self) -> int:
+        """Tokens released for the key."""
+        return self._used
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the total is used up."""
+        return self._total is not None and self._used >= self._total
+
+    def take(self) -> bool:
+        """Count one token if the total allows it."""
+        with self._lock:
+            if self.exhausted:
+                return False
+            self._used += 1
+            return True
+
+    def put_back(self) -> None:
+        """Uncount a token that was not released."""
+        with self._lock:
+            self._used -= 1
+
+    def reserve(self, tokens: int) -> float:
+        """Take `tokens` from the minute's bucket; return 0, or the seconds after which they will be there.
+
+        Infinite where they exceed a whole minute's worth.
+        """
+        with self._lock:
+            if self._per_minute is None:
+                return 0.0
+            now = self._clock()
+            filled = self._bucket + (now - self._filled_at) * self._per_minute / 60
+            self._bucket, self._filled_at = min(filled, float(self._per_minute)), now
+            if tokens > self._per_minute:
+                return math.inf
+            if tokens > self._bucket:
+                return (tokens - self._bucket) * 60 / self._per_minute
+            self._bucket -= tokens
+            return 0.0
+
+    def give_back(self, tokens: int) -> None:
+        """Return reserved tokens that were not released."""
+        with self._lock:
+            if self._per_minute is not None:
+                self._bucket = min(self._bucket + tokens, float(self._per_minute))
+
+
+class Meters:
+    """One meter for each key, made when the key is first seen.
+
+    Args:
+        used: tokens released so far by key, as the ledger holds them.
+    """
+
+    def __init__(self, used: Mapping[str, int]) -> None:
+        self._used = dict(used)
+        self._meters: dict[str | None, KeyMeter] = {}
+        self._lock = threading.Lock()
+
+    def of(self, key: ApiKey | None) -> KeyMeter:
+        """The meter of a key, with the quotas it has now; without a key, one that allows everything."""
+        key_id = None if key is None else key.id
+        with self._lock:
+            meter = self._meters.get(key_id)
+            if meter is None:
+                meter = self._meters[key_id] = KeyMeter(self._used.get(key_id or "", 0))
+        if key is not None:
+            meter.adopt(key.total_tokens, key.tokens_per_minute)
+        return meter
+
+    def used(self) -> dict[str, int]:
+        """Tokens released by key."""
+        with self._lock:
+            return self._used | {key: meter.used for key, meter in self._meters.items() if key is not None}

@@ -1,0 +1,127 @@
+"""Prometheus metrics, in a registry of their own.
+
+Nothing here depends on the realised world beyond released tokens. Dissent is shown as a share over the deployment's
+life, rounded, and renewed once in 1,000 tokens: by the token, it would tell an outsider where the corpus bears on a
+text. Even so only keys of the `admin` scope may read this.
+"""
+
+import math
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from reticent.pac.accounting import units_to_nats
+from reticent.pac.curator import Curator
+from reticent.server.jobs import TokenSource
+from reticent.server.stepping import Step
+
+DISSENT_EVERY_TOKENS = 1000
+_STEP_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Queue(Protocol):
+    """How many answers are at hand."""
+
+    @property
+    def num_active(self) -> int:
+        """Answers in the batch."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait."""
+        ...
+
+
+class CoarseDissent:
+    """The share of released tokens on which the worlds' votes differed, renewed once in many tokens."""
+
+    def __init__(self, curator: Curator) -> None:
+        self._curator = curator
+        self._seen_at = -DISSENT_EVERY_TOKENS
+        self._share: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """To the nearest percent; None before the first 1,000 tokens."""
+        state = self._curator.state
+        current = state.tokens_released // DISSENT_EVERY_TOKENS * DISSENT_EVERY_TOKENS
+        if current and current > self._seen_at:
+            self._share = round(state.dissenting_steps / state.tokens_released, 2)
+            self._seen_at = current
+        return self._share
+
+
+class Metrics:
+    """What the engine and the routes report, and how it is shown; implements `batching.Observer`."""
+
+    def __init__(self, curator: Curator) -> None:
+        self.registry = CollectorRegistry()
+        self.dissent = CoarseDissent(curator)
+        self._tokens = self._counter(
+            "tokens_released", "Tokens shown since the start, by the model that wrote them.", "source"
+        )
+        self._failures = self._counter(
+            "ledger_failures", "Steps whose charges could not be written; their tokens stay hidden."
+        )
+        self._requests = self._counter("requests", "Requests since the start.", "route", "status")
+        self._step_seconds = self._histogram("step_seconds", "Time of one decode step for all answers in the batch.")
+        self._prefill_seconds = self._histogram("prefill_seconds", "Time to read one prompt.")
+        self._gauge("deployment_tokens", "Tokens released and charged over the deployment's life.").set_function(
+            lambda: curator.state.tokens_released
+        )
+        self._gauge("spent_nats", "Information charged over the deployment's life.").set_function(
+            lambda: curator.account.spent_nats
+        )
+        self._gauge("left_nats", "Information that may still be charged; +Inf without a cap.").set_function(
+            lambda: math.inf if (left := left_nats(curator)) is None else left
+        )
+        self._gauge("membership_bound", "Bound on telling whether a record was used; a guess has 0.5.").set_function(
+            lambda: curator.membership_success
+        )
+        self._gauge("world_bound", "Bound on naming the realised world; a guess has 1/m.").set_function(
+            lambda: curator.world_success
+        )
+        self._gauge(
+            "dissent_ratio", "Share of tokens on which worlds differed: coarse, and NaN at first."
+        ).set_function(lambda: math.nan if self.dissent.share is None else self.dissent.share)
+
+    def watch(self, queue: Queue) -> None:
+        """Show a queue's lengths."""
+        self._gauge("answers_active", "Answers in the batch.").set_function(lambda: queue.num_active)
+        self._gauge("answers_waiting", "Answers that wait for a place.").set_function(lambda: queue.num_waiting)
+
+    def prefilled(self, seconds: float) -> None:
+        """A prompt was read."""
+        self._prefill_seconds.observe(seconds)
+
+    def stepped(self, seconds: float, step: Step[Any]) -> None:
+        """A step ended."""
+        self._step_seconds.observe(seconds)
+        for source in TokenSource:
+            count = sum(wrote is source for _, _, wrote in step.tokens)
+            self._tokens.labels(source.value).inc(count)
+        self._failures.inc(bool(step.commit_failed))
+
+    def answered(self, route: str, status: int) -> None:
+        """A request was answered."""
+        self._requests.labels(route, str(status)).inc()
+
+    def exposition(self) -> bytes:
+        """The text format that Prometheus reads."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"reticent_{name}", help_text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(f"reticent_{name}", help_text, registry=self.registry)
+
+    def _histogram(self, name: str, help_text: str) -> Histogram:
+        return Histogram(f"reticent_{name}", help_text, registry=self.registry, buckets=_STEP_BUCKETS)
+
+
+def left_nats(curator: Curator) -> float | None:
+    """What may still be charged, in nats; None where there is no cap."""
+    account = curator.account
+    return None if account.cap_units is None else units_to_nats(account.cap_units - account.spent_units)

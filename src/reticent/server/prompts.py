@@ -1,0 +1,112 @@
+"""From what clients send to token ids, and back.
+
+Safe to use from several threads. Encoding long prompts takes time: call it off the event loop.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from reticent.adaptation.texts import encode_prompt
+from reticent.errors import InvalidValueError
+from reticent.server.errors import ApiError
+from reticent.server.schemas import Message
+
+
+class Prompts:
+    """A tokenizer, its chat template, and the lengths that fit.
+
+    Args:
+        tokenizer: as `transformers` builds it.
+        vocab_size: number of token ids.
+        context_length: most tokens of prompt and answer together.
+        max_prompt_tokens: longest prompt, or None for what leaves room for one token.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, context_length: int, max_prompt_tokens: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._context_length = context_length
+        self._longest = min(max_prompt_tokens or context_length, context_length - 1)
+        self._lock = threading.Lock()
+        self.stop_tokens: frozenset[int] = frozenset({tokenizer.eos_token_id} - {None})
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """The tokens of a prompt, given as text or as tokens.
+
+        Raises:
+            ApiError: it is too long or empty, or a token is not in the vocabulary.
+        """
+        if isinstance(prompt, str):
+            try:
+                with self._lock:
+                    tokens = encode_prompt(self._tokenizer, prompt)
+            except InvalidValueError as error:
+                raise ApiError(400, str(error), param="prompt") from None
+        else:
+            tokens = list(prompt)
+            if not all(token < self._vocab_size for token in tokens):
+                raise ApiError(
+                    400, f"A prompt token is outside the vocabulary of {self._vocab_size} tokens.", param="prompt"
+                )
+        return self._of_fitting_length(tokens, "prompt")
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, through the model's chat template, up to where the answer begins.
+
+        Raises:
+            ApiError: the model has no chat template, the template refuses the conversation, or it is too long.
+        """
+        if not self._tokenizer.chat_template:
+            raise ApiError(
+                400,
+                "This model has no chat template, so it cannot take messages; use /v1/completions.",
+                param="messages",
+                code="no_chat_template",
+            )
+        conversation = [{"role": message.role, "content": message.text} for message in messages]
+        try:
+            with self._lock:
+                text = self._tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+                tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # noqa: BLE001 - a template is foreign code; a traceback could quote the conversation
+            raise ApiError(
+                400, f"The model's chat template refuses these messages: {str(error)[:200]}", param="messages"
+            ) from None
+        if not tokens:
+            raise ApiError(400, "These messages make an empty prompt.", param="messages")
+        return self._of_fitting_length(tokens, "messages")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text, without special tokens."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def answer_length(self, prompt_length: int, asked: int | None, default: int) -> int:
+        """How many tokens an answer may have.
+
+        Raises:
+            ApiError: prompt and answer would not fit the context window.
+        """
+        room = self._context_length - prompt_length
+        if asked is None:
+            return min(default, room)
+        if asked > room:
+            raise ApiError(
+                400,
+                f"This model's context window holds {self._context_length} tokens, and {prompt_length + asked} were "
+                f"asked for ({prompt_length} in the prompt, {asked} to be written). Shorten either.",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        return asked
+
+    def _of_fitting_length(self, tokens: list[int], param: str) -> list[int]:
+        if len(tokens) > self._longest:
+            raise ApiError(
+                400,
+                f"The prompt has {len(tokens)} tokens, and at most {self._longest} are taken here. Shorten it.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return tokens

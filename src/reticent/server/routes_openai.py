@@ -1,0 +1,219 @@
+"""The routes of OpenAI's interface."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from reticent.server import schemas
+from reticent.server.answers import CUT_SHORT, Answers, Asked, Event, Finished, Piece, decoding_for, error_of
+from reticent.server.auth import Generating
+from reticent.server.errors import ApiError
+from reticent.server.jobs import Ending
+from reticent.server.rendering import (
+    ChatShape,
+    CompletionShape,
+    Envelope,
+    Shape,
+    event,
+    server_sent,
+    usage_of,
+)
+from reticent.server.schemas import ChatCompletionRequest, CompletionRequest, ErrorResponse, SamplingRequest
+from reticent.server.service import Service
+
+COMPLETION_TOKENS = 16
+"""Length of a completion whose request names none, as in OpenAI's interface."""
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorResponse, "description": "The request is malformed, or asks for what is refused."},
+    401: {"model": ErrorResponse, "description": "No API key, or one that is not valid."},
+    403: {"model": ErrorResponse, "description": "The API key lacks the scope."},
+    404: {"model": ErrorResponse, "description": "There is no such model."},
+    413: {"model": ErrorResponse, "description": "The body is too large."},
+    429: {"model": ErrorResponse, "description": "The budget, a quota or the queue does not allow it."},
+    500: {"model": ErrorResponse, "description": "A defect."},
+    503: {"model": ErrorResponse, "description": "The ledger cannot be written, or the server is stopping."},
+}
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk or an error as JSON, or [DONE]."}},
+    "required": ["data"],
+}
+_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"itemSchema": _EVENT}}}}
+
+router = APIRouter(prefix="/v1", responses=REFUSALS)
+
+
+@router.get("/models", response_model=schemas.ModelList)
+async def list_models(request: Request, _: Generating) -> schemas.ModelList:
+    """The one model that is served."""
+    return schemas.ModelList(data=[_model(request.app.state.service)])
+
+
+@router.get("/models/{model:path}", response_model=schemas.Model)
+async def get_model(model: str, request: Request, _: Generating) -> schemas.Model:
+    """The model, by its name."""
+    service: Service = request.app.state.service
+    _require_model(service, model)
+    return _model(service)
+
+
+@router.post("/completions", response_model=schemas.Completion, responses=_STREAM)
+async def complete(body: CompletionRequest, request: Request, key: Generating) -> Response:
+    """Continue a prompt, or several."""
+    service: Service = request.app.state.service
+    _require_model(service, body.model)
+    prompts = await asyncio.to_thread(lambda: [service.prompts.encode(prompt) for prompt in _prompts(body)])
+    asked = _asked(service, body, key, "cmpl", prompts, body.max_tokens, COMPLETION_TOKENS)
+    return await _answer(request, service, body, asked, CompletionShape())
+
+
+@router.post("/chat/completions", response_model=schemas.ChatCompletion, responses=_STREAM)
+async def chat(body: ChatCompletionRequest, request: Request, key: Generating) -> Response:
+    """Answer a conversation."""
+    service: Service = request.app.state.service
+    _require_model(service, body.model)
+    prompt = await asyncio.to_thread(service.prompts.encode_chat, body.messages)
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    default = service.settings.limits.default_max_tokens
+    asked = _asked(service, body, key, "chatcmpl", [prompt], max_tokens, default)
+    return await _answer(request, service, body, asked, ChatShape())
+
+
+def _model(service: Service) -> schemas.Model:
+    return schemas.Model(id=service.settings.model_name, created=service.started, owned_by="reticent")
+
+
+def _require_model(service: Service, name: str) -> None:
+    served = service.settings.model_name
+    if name != served:
+        raise ApiError(
+            404, f"There is no such model here; this server has {served!r}.", param="model", code="model_not_found"
+        )
+
+
+def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [[token for token in prompt if isinstance(token, int)]]
+    return [one for one in prompt if not isinstance(one, int)]
+
+
+def _asked(
+    service: Service,
+    body: SamplingRequest,
+    key: Any,
+    prefix: str,
+    prompts: Sequence[list[int]],
+    max_tokens: int | None,
+    default: int,
+) -> Asked:
+    return Asked(
+        identifier=f"{prefix}-{secrets.token_hex(12)}",
+        key=key,
+        prompts=prompts,
+        num_choices=body.n or 1,
+        max_tokens=[service.prompts.answer_length(len(prompt), max_tokens, default) for prompt in prompts],
+        settings=decoding_for(service, body.temperature),
+        stops=body.stops,
+        seed=body.seed,
+    )
+
+
+async def _answer(request: Request, service: Service, body: SamplingRequest, asked: Asked, shape: Shape) -> Response:
+    answers = Answers.start(service, asked)
+    envelope = Envelope(asked.identifier, int(time.time()), service.settings.model_name, service.fingerprint)
+    watcher = asyncio.create_task(answers.until_gone(request))
+    events = answers.events()
+    try:
+        if body.stream:
+            # Nothing is sent before the first token or the end, so that a refusal can still be a status.
+            first = await anext(events)
+            _refuse_unanswered([first] if isinstance(first, Finished) else [])
+            stream = _stream(request, service, body, answers, shape, envelope, first, events)
+            return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        async for _ in events:
+            pass
+    except BaseException:
+        await events.aclose()
+        raise
+    finally:
+        watcher.cancel()
+        _log(request, service, answers)
+    finished = [answers.finished[index] for index in sorted(answers.finished)]
+    _refuse_unanswered(finished)
+    return JSONResponse(shape.whole(envelope, finished, usage_of(service, answers)).model_dump(mode="json"))
+
+
+def _refuse_unanswered(finished: Sequence[Finished]) -> None:
+    """Raise the error that stands in the place of an answer, if one does.
+
+    Answers that the budget or a quota has cut are shown, as they were charged; a failure of the ledger hides all.
+    """
+    for end in finished:
+        if end.ending not in CUT_SHORT and (error := error_of(end.ending)) is not None:
+            raise error
+    if finished and all(end.ending in CUT_SHORT and end.num_tokens == 0 for end in finished):
+        error = error_of(finished[0].ending)
+        assert error is not None
+        raise error
+
+
+async def _stream(
+    request: Request,
+    service: Service,
+    body: SamplingRequest,
+    answers: Answers,
+    shape: Shape,
+    envelope: Envelope,
+    first: Event,
+    events: AsyncGenerator[Event],
+) -> AsyncIterator[str]:
+    """All events of a stream; one that is abandoned stops its answers."""
+    with_usage = body.include_usage
+    try:
+        for chunk in shape.openings(envelope, answers.num_answers):
+            yield server_sent(chunk, with_usage)
+        error: ApiError | None = None
+        happened: Event | None = first
+        while happened is not None:
+            if isinstance(happened, Piece):
+                chunk = shape.piece(envelope, happened.index, happened.text, happened.source)
+            else:
+                error = error_of(happened.ending) or error
+                if happened.ending not in (*CUT_SHORT, Ending.STOP, Ending.LENGTH):
+                    break
+                chunk = shape.closing(envelope, happened)
+            yield server_sent(chunk, with_usage)
+            happened = await anext(events, None)
+        if with_usage:
+            yield server_sent(shape.accounts(envelope, usage_of(service, answers)), with_usage)
+        if error is not None:
+            yield event(error.body)
+        yield "data: [DONE]\n\n"
+    finally:
+        await events.aclose()
+        _log(request, service, answers)
+
+
+def _log(request: Request, service: Service, answers: Answers) -> None:
+    """Add what the request came to, to its log line; texts only where the operator asked for them."""
+    asked, finished = answers.asked, answers.finished.values()
+    fields = request.scope["state"]["log"]
+    fields |= {
+        "answer_id": asked.identifier,
+        "key_id": None if asked.key is None else asked.key.id,
+        "prompt_tokens": sum(len(prompt) for prompt in asked.prompts),
+        "completion_tokens": answers.num_tokens,
+        "ended_by": sorted({end.ending.value for end in finished}),
+    }
+    if service.settings.log_texts:
+        fields["prompts"] = [service.prompts.decode(prompt) for prompt in asked.prompts]
+        fields["answers"] = [end.text for end in finished]

@@ -1,0 +1,111 @@
+"""The routes of whoever runs the server: health, metrics and the dashboard."""
+
+import asyncio
+import time
+from importlib.resources import files
+from typing import Any, Final, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from reticent.server.auth import Administrating
+from reticent.server.dashboard.summary import Summary, summarise
+from reticent.server.errors import ApiError
+from reticent.server.routes_openai import REFUSALS
+from reticent.server.service import Service
+
+router = APIRouter()
+
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_PAGE_FILES: Final = {
+    "index.html": "text/html; charset=utf-8",
+    "dashboard.css": "text/css; charset=utf-8",
+    "dashboard.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+_ADMIN_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: REFUSALS[status] for status in (401, 403, 503)}
+
+
+class Health(BaseModel):
+    """Whether the process works."""
+
+    status: Literal["ok", "engine stopped"]
+
+
+class Readiness(BaseModel):
+    """Whether requests would be answered now."""
+
+    ready: bool
+    reason: str | None
+
+
+@router.get("/healthz", response_model=Health, responses={503: {"model": Health}})
+async def healthz(request: Request) -> JSONResponse:
+    """Whether the process works; if not, it should be started again."""
+    alive = request.app.state.service.batcher.is_running
+    return JSONResponse({"status": "ok" if alive else "engine stopped"}, 200 if alive else 503)
+
+
+@router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
+async def readyz(request: Request) -> JSONResponse:
+    """Whether requests would be answered now: the engine runs and the ledger can be written."""
+    reason = await asyncio.to_thread(why_not_ready, request.app.state.service)
+    return JSONResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+
+
+def why_not_ready(service: Service) -> str | None:
+    """What keeps the server from answering, or None. Asks the database: call it off the event loop."""
+    if not service.batcher.is_running:
+        return "the engine has stopped, or the server is shutting down"
+    if not service.deployment.healthy():
+        return "the ledger cannot be written"
+    return None
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **_ADMIN_REFUSALS},
+)
+async def metrics(request: Request, _: Administrating) -> Response:
+    """Metrics for Prometheus."""
+    return Response(request.app.state.service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/dashboard/data", response_model=Summary, responses=_ADMIN_REFUSALS)
+async def dashboard_data(request: Request, _: Administrating) -> Summary:
+    """What the dashboard shows."""
+    service: Service = request.app.state.service
+    reason = await asyncio.to_thread(why_not_ready, service)
+    return await asyncio.to_thread(summarise, service, int(time.time()), reason)
+
+
+@router.get("/", include_in_schema=False)
+async def dashboard() -> Response:
+    """The dashboard's page. It holds no data; those need a key, which the page asks for."""
+    return _page_file("index.html")
+
+
+@router.get("/dashboard/{name}", include_in_schema=False)
+async def dashboard_file(name: str) -> Response:
+    """The dashboard's script and style."""
+    return _page_file(name)
+
+
+def _page_file(name: str) -> Response:
+    media_type = _PAGE_FILES.get(name)
+    if media_type is None:
+        raise ApiError(404, "Not Found")
+    content = files("reticent.server.dashboard").joinpath(name).read_bytes()
+    return Response(content, media_type=media_type, headers=_PAGE_HEADERS)

@@ -1,0 +1,57 @@
+"""uvicorn around the application: address, graceful shutdown, logs."""
+
+import logging
+import signal
+from types import FrameType
+from typing import Final
+
+import uvicorn
+
+from reticent.ledger.api_keys import KeyTable
+from reticent.server.app import create_app
+from reticent.server.auth import is_loopback
+from reticent.server.logs import configure_logging
+from reticent.server.service import Service
+
+LOOPBACK: Final = "127.0.0.1"
+_DRAIN_SECONDS: Final = 30
+
+logger = logging.getLogger("reticent.server")
+
+
+def permitted_host(host: str, table: KeyTable) -> tuple[str, str | None]:
+    """The address to bind to, and why it is not the one asked for, if so.
+
+    Raises:
+        StorageError: the keys cannot be read.
+    """
+    if is_loopback(host) or any(stored.key.revoked is None for stored in table.read()):
+        return host, None
+    return LOOPBACK, (
+        f"this deployment has no API key, so anyone who reaches the server could spend its budget: binding to "
+        f"{LOOPBACK} instead of {host}. Make a key with `reticent keys create` and start again"
+    )
+
+
+def serve(service: Service, host: str, port: int) -> None:
+    """Serve until SIGTERM or SIGINT; answers at hand are then finished, for 30 seconds at most."""
+    configure_logging()
+    config = uvicorn.Config(
+        create_app(service, _DRAIN_SECONDS),
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )
+    for stop_signal in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn raises the signal it stopped for once more at its end; by then there is nothing left to stop.
+        signal.signal(stop_signal, _ignore)
+    logger.info("serving", extra={"host": host, "port": port, "model": service.settings.model_name})
+    uvicorn.Server(config).run()
+    logger.info("stopped", extra={"tokens_released": service.curator.state.tokens_released})
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    pass

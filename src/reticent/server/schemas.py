@@ -1,0 +1,315 @@
+"""Requests and responses of OpenAI's interface, as far as this server honours it.
+
+Every field a client may send is named here. What changes an answer and cannot be honoured is refused with the reason;
+what only keeps the client's books is accepted and ignored; anything else is not recognised.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+
+SCORES = "it would show scores, and only released tokens may leave"
+SAMPLING = "the worlds vote on whole distributions, so this cannot be honoured"
+PLAIN_TEXT = "this server writes plain text only"
+
+NOT_HONOURED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "logprobs": ((False,), SCORES),
+    "top_logprobs": ((), SCORES),
+    "echo": ((False,), "the prompt is not repeated, and its scores are not shown"),
+    "logit_bias": (({},), SAMPLING),
+    "top_p": ((1, 1.0), SAMPLING),
+    "presence_penalty": ((0, 0.0), SAMPLING),
+    "frequency_penalty": ((0, 0.0), SAMPLING),
+    "best_of": ((1,), "choosing among answers needs their scores, and every discarded token would be charged"),
+    "suffix": (("",), PLAIN_TEXT),
+    "tools": (([],), PLAIN_TEXT),
+    "tool_choice": (("none",), PLAIN_TEXT),
+    "functions": (([],), PLAIN_TEXT),
+    "function_call": (("none",), PLAIN_TEXT),
+    "response_format": (({"type": "text"},), PLAIN_TEXT),
+    "modalities": ((["text"],), PLAIN_TEXT),
+    "audio": ((), PLAIN_TEXT),
+    "prediction": ((), PLAIN_TEXT),
+    "web_search_options": ((), PLAIN_TEXT),
+    "reasoning_effort": (("none",), PLAIN_TEXT),
+}
+"""Field: the values that ask for nothing, and why any other is refused. Null always asks for nothing."""
+
+StopText = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+PromptText = Annotated[StrictStr, Field(max_length=4_000_000)]
+TokenId = Annotated[StrictInt, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Count = Annotated[StrictInt, Field(ge=1, le=1 << 31)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = ConfigDict(extra="forbid")
+    include_usage: StrictBool | None = None
+    include_obfuscation: StrictBool | None = None
+
+
+class _Refusals(BaseModel):
+    """Fields that are refused unless they ask for nothing, and fields that are ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    logprobs: StrictBool | StrictInt | None = None
+    logit_bias: dict[str, float] | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    user: Annotated[StrictStr | None, Field(description="Accepted and ignored.")] = None
+    metadata: Annotated[dict[str, Any] | None, Field(description="Accepted and ignored.")] = None
+    service_tier: Annotated[StrictStr | None, Field(description="Accepted and ignored.")] = None
+    safety_identifier: Annotated[StrictStr | None, Field(description="Accepted and ignored.")] = None
+    prompt_cache_key: Annotated[StrictStr | None, Field(description="Accepted and ignored.")] = None
+    store: Annotated[StrictBool | None, Field(description="Accepted and ignored: nothing is stored.")] = None
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        for name in type(self).model_fields.keys() & NOT_HONOURED.keys():
+            neutral, reason = NOT_HONOURED[name]
+            value = getattr(self, name)
+            # `0 == False` in Python, but `logprobs: 0` asks for a score.
+            if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
+                raise ValueError(f"{name} is refused: {reason}")
+        return self
+
+
+class SamplingRequest(_Refusals):
+    """What both kinds of request share."""
+
+    model: StrictStr
+    n: Annotated[StrictInt, Field(ge=1, le=128)] | None = None
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[
+        float | None, Field(ge=0, le=2, allow_inf_nan=False, description="0 takes each world's most likely token.")
+    ] = None
+    seed: Annotated[
+        StrictInt | None,
+        Field(ge=-(1 << 63), lt=1 << 63, description="Fixes the public coins only, never the secret or the noise."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream: true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionRequest(SamplingRequest):
+    """Continue one prompt or several."""
+
+    prompt: (
+        PromptText
+        | TokenIds
+        | Annotated[list[PromptText], Field(min_length=1, max_length=128)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=128)]
+    )
+    best_of: StrictInt | None = None
+    echo: StrictBool | None = None
+    suffix: StrictStr | None = None
+
+
+class TextPart(BaseModel):
+    """A piece of a message; text is the only kind."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+    text: PromptText
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+    role: Literal["system", "developer", "user", "assistant"]
+    content: PromptText | Annotated[list[TextPart], Field(min_length=1)]
+    name: StrictStr | None = None
+
+    @property
+    def text(self) -> str:
+        """The message's text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatCompletionRequest(SamplingRequest):
+    """Answer a conversation through the model's chat template."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
+    max_completion_tokens: Count | None = None
+    top_logprobs: StrictInt | None = None
+    tools: list[Any] | None = None
+    tool_choice: StrictStr | dict[str, Any] | None = None
+    parallel_tool_calls: Annotated[StrictBool | None, Field(description="Accepted and ignored.")] = None
+    functions: list[Any] | None = None
+    function_call: StrictStr | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[StrictStr] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    reasoning_effort: StrictStr | None = None
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens disagree; give one of them")
+        return self
+
+
+Source = Literal["private", "public", "private, then public"]
+FinishReason = Literal["stop", "length"]
+
+
+class Provenance(BaseModel):
+    """Which model wrote a text: `private` is the released vote of the worlds, `public` the public model alone."""
+
+    source: Source
+    ended_by: Annotated[
+        str | None,
+        Field(description="`budget` or `quota` where an answer was cut because nothing more may be released."),
+    ] = None
+
+
+class Privacy(BaseModel):
+    """What a request cost, and what all releases of the deployment so far can tell, together."""
+
+    tokens_charged: int
+    nats_charged: float
+    nats_left: Annotated[float | None, Field(description="Null where the deployment has no cap.")]
+    membership_bound: Annotated[float, Field(description="Success in telling whether a record was used; guess: 0.5.")]
+    world_bound: Annotated[float, Field(description="Success in naming the realised world; guess: 1/m.")]
+
+
+class Usage(BaseModel):
+    """Tokens, and their price in privacy."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    privacy: Privacy
+    reticent: Provenance
+
+
+class CompletionChoice(BaseModel):
+    """One continuation, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: FinishReason | None
+    reticent: Provenance
+
+
+class Completion(BaseModel):
+    """The answer to a `CompletionRequest`; also each chunk of its stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class AssistantMessage(BaseModel):
+    """The model's message, or a piece of it."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: FinishReason
+    reticent: Provenance
+
+
+class ChatCompletion(BaseModel):
+    """The answer to a `ChatCompletionRequest`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """A piece of one answer."""
+
+    index: int
+    delta: AssistantMessage
+    logprobs: None = None
+    finish_reason: FinishReason | None
+    reticent: Provenance
+
+
+class ChatChunk(BaseModel):
+    """One event of a chat stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class Model(BaseModel):
+    """A model that can be asked."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    """All models that can be asked."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """An error, as every route shapes it."""
+
+    error: ErrorDetail

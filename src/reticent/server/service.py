@@ -1,0 +1,116 @@
+"""What a running server consists of."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from reticent.errors import InvalidValueError
+from reticent.ledger.api_keys import KeyTable
+from reticent.ledger.database import Database
+from reticent.ledger.usage import UsageTable
+from reticent.pac.curator import Curator
+from reticent.protocols import Ensemble
+from reticent.server.auth import KeyDirectory
+from reticent.server.batching import Batcher
+from reticent.server.metering import Meters
+from reticent.server.metrics import Metrics
+from reticent.server.prompts import Prompts
+from reticent.server.settings import OnExhausted, ServerSettings
+
+
+class Deployment(Protocol):
+    """A deployment's ledger, as the server needs it."""
+
+    @property
+    def curator(self) -> Curator:
+        """Releases tokens; for the engine's thread alone, but for reading its account and counts."""
+        ...
+
+    def healthy(self) -> bool:
+        """Whether the ledger can be written now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Service:
+    """All parts of a running server; made by `assemble`.
+
+    Attributes:
+        settings: what it was told.
+        run_id: identity of the run that is served.
+        started: seconds since 1970.
+    """
+
+    settings: ServerSettings
+    run_id: str
+    started: int
+    deployment: Deployment
+    usage: UsageTable
+    prompts: Prompts
+    keys: KeyDirectory
+    meters: Meters
+    metrics: Metrics
+    batcher: Batcher[Any]
+
+    @property
+    def curator(self) -> Curator:
+        """The deployment's curator; only its account and counts may be read here."""
+        return self.deployment.curator
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells clients which run answers."""
+        return f"fp_{self.run_id[:12]}"
+
+
+def assemble(
+    settings: ServerSettings,
+    run_id: str,
+    started: int,
+    ensemble: Ensemble[Any],
+    tokenizer: Any,
+    deployment: Deployment,
+    database: Database,
+) -> Service:
+    """Put a server's parts together.
+
+    Args:
+        settings: what the server is told.
+        run_id: identity of the run.
+        started: seconds since 1970.
+        ensemble: the public model and all worlds.
+        tokenizer: of the base model.
+        deployment: the open ledger.
+        database: where that ledger lies, for keys and counts.
+
+    Raises:
+        InvalidValueError: the settings do not fit the model.
+        StorageError: the database cannot be read.
+    """
+    limits, decoding = settings.limits, settings.decoding
+    if decoding.num_candidates > ensemble.vocab_size:
+        raise InvalidValueError(
+            f"candidates must not exceed the vocabulary size {ensemble.vocab_size}, got {decoding.num_candidates}"
+        )
+    curator, usage = deployment.curator, UsageTable(database)
+    metrics = Metrics(curator)
+    batcher = Batcher(
+        ensemble,
+        curator,
+        metrics,
+        max_concurrent=limits.max_concurrent,
+        max_queue=limits.max_queue,
+        public_fallback=settings.on_exhausted is OnExhausted.PUBLIC,
+    )
+    metrics.watch(batcher)
+    return Service(
+        settings=settings,
+        run_id=run_id,
+        started=started,
+        deployment=deployment,
+        usage=usage,
+        prompts=Prompts(tokenizer, ensemble.vocab_size, ensemble.context_length, limits.max_prompt_tokens),
+        keys=KeyDirectory(KeyTable(database)),
+        meters=Meters(usage.tokens_by_key()),
+        metrics=metrics,
+        batcher=batcher,
+    )

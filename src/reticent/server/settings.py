@@ -1,0 +1,68 @@
+"""What a server is told when it starts: the privacy settings apart from the limits that only protect the machine.
+
+Contract: both are fixed for the life of the process. No request can change what a token costs, how it is released, or
+how the account is kept.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from reticent import _validate
+from reticent.decoding.votes import DecodingSettings
+
+
+class OnExhausted(StrEnum):
+    """What happens to an answer once the deployment's budget is spent."""
+
+    REFUSE = "refuse"
+    """It ends; new requests get status 429."""
+    PUBLIC = "public"
+    """The public model goes on alone, without the worlds and without charge, and what it writes is marked."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what clients may ask for; they protect the machine, not the secret.
+
+    Attributes:
+        max_concurrent: answers that are decoded together in one step.
+        max_queue: answers that may wait; beyond that, requests get status 429.
+        max_prompt_tokens: longest prompt in tokens, or None for what the context window leaves room for.
+        max_body_bytes: largest request body.
+        default_max_tokens: length of a chat answer whose request names none. Every token is charged to one finite
+            budget, so an answer is never as long as the window by default.
+
+    Raises:
+        InvalidValueError: a value below 1.
+    """
+
+    max_concurrent: int = 8
+    max_queue: int = 64
+    max_prompt_tokens: int | None = None
+    max_body_bytes: int = 1 << 20
+    default_max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrent", "max_queue", "max_body_bytes", "default_max_tokens"):
+            _validate.integer_in_range(name.replace("_", "-"), getattr(self, name), 1)
+        if self.max_prompt_tokens is not None:
+            _validate.integer_in_range("max-prompt-tokens", self.max_prompt_tokens, 1)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a server serves, and how.
+
+    Attributes:
+        model_name: what `/v1/models` lists and requests must name.
+        decoding: decoder, charge for one token, number of candidates, and the temperature where a request names none.
+        on_exhausted: what happens once the budget is spent.
+        log_texts: whether prompts and answers are written to the log.
+        limits: bounds on what clients may ask for.
+    """
+
+    model_name: str
+    decoding: DecodingSettings
+    on_exhausted: OnExhausted = OnExhausted.REFUSE
+    log_texts: bool = False
+    limits: Limits = field(default_factory=Limits)

@@ -1,0 +1,127 @@
+"""One decode step over all answers in the batch: votes, one release, tokens.
+
+What is guaranteed. All votes of a step are fixed before any of its tokens is seen. Releases follow the order of the
+jobs, with one commit; where that fails, no token of the step leaves. Whether votes are cast at all is read from the
+account and from keys' quotas, which are public; nothing here sees the realised world.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+from reticent.decoding.decoder import cast_votes
+from reticent.decoding.votes import Decoder, greedy_votes, gumbel_votes, top_candidates
+from reticent.errors import InvalidValueError, ReticentError
+from reticent.pac.accounting import charge_units
+from reticent.pac.curator import Ballot, Curator
+from reticent.protocols import C, Ensemble
+from reticent.server.jobs import Ending, Job, TokenSource
+
+logger = logging.getLogger("reticent.server")
+
+
+@dataclass
+class Step(Generic[C]):
+    """What a step brought.
+
+    Attributes:
+        tokens: the jobs that have a token, in order, and which model wrote it.
+        ended: the jobs that get no further token, and why.
+        num_dissenting: released tokens on which the worlds' votes differed.
+        commit_failed: whether the ledger could not be written; None where nothing was to be written.
+    """
+
+    tokens: list[tuple[Job[C], int, TokenSource]] = field(default_factory=list)
+    ended: list[tuple[Job[C], Ending]] = field(default_factory=list)
+    num_dissenting: int = 0
+    commit_failed: bool | None = None
+
+
+def decode_step(ensemble: Ensemble[C], curator: Curator, jobs: Sequence[Job[C]], public_fallback: bool) -> Step[C]:
+    """Find the next token of every job; a job that was cancelled meanwhile gets neither a token nor a charge."""
+    step: Step[C] = Step()
+    account = curator.account
+    affordable = [job for job in jobs if account.can_afford(charge_units(job.settings.step_budget))]
+    votes = _cast_all(ensemble, affordable, step)
+    refused = [job for job in jobs if job not in affordable]
+    refused += _release_all(curator, votes, step)
+    for job in refused:
+        if public_fallback:
+            _continue_in_public(ensemble, job, step)
+        else:
+            step.ended.append((job, Ending.BUDGET))
+    return step
+
+
+def _cast_all(ensemble: Ensemble[C], jobs: Sequence[Job[C]], step: Step[C]) -> list[tuple[Job[C], Ballot]]:
+    """The ballots of all jobs whose key may have another token, one token taken from its allowance."""
+    cast: list[tuple[Job[C], Ballot]] = []
+    for job in jobs:
+        if not job.allowance.take():
+            step.ended.append((job, Ending.QUOTA))
+            continue
+        try:
+            votes_M = cast_votes(ensemble, _context(job), job.settings, job.coins, job.step)
+        except Exception:
+            logger.exception("votes could not be cast", extra={"request_id": job.request})
+            job.allowance.put_back()
+            step.ended.append((job, Ending.FAULT))
+            continue
+        coin_key = None if job.settings.decoder is Decoder.GREEDY else job.coins.key
+        ballot = Ballot(votes_M, job.settings.step_budget, job.request, job.step, coin_key, job.key_id)
+        cast.append((job, ballot))
+    gone = {job for job, _ in cast if job.cancelled}
+    for job in gone:
+        job.allowance.put_back()
+    return [(job, ballot) for job, ballot in cast if job not in gone]
+
+
+def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step: Step[C]) -> list[Job[C]]:
+    """Release the ballots with one commit; return the jobs that the budget does not cover."""
+    if not votes:
+        return []
+    try:
+        released = curator.release_many([ballot for _, ballot in votes])
+    except Exception as error:
+        step.commit_failed = not isinstance(error, InvalidValueError)
+        # What we raise ourselves is a state of affairs; anything else is a defect and its traceback is wanted.
+        logger.error("nothing was released: %s", error, exc_info=not isinstance(error, ReticentError))
+        for job, _ in votes:
+            job.allowance.put_back()
+            step.ended.append((job, Ending.STORAGE if step.commit_failed else Ending.FAULT))
+        return []
+    step.commit_failed = False
+    refused = []
+    for (job, _), token in zip(votes, released, strict=True):
+        if token is None:
+            job.allowance.put_back()
+            refused.append(job)
+        else:
+            step.tokens.append((job, token.token, TokenSource.PRIVATE))
+            step.num_dissenting += token.num_active > 1
+    return refused
+
+
+def _continue_in_public(ensemble: Ensemble[C], job: Job[C], step: Step[C]) -> None:
+    """Let the public model choose a job's next token from its own candidates, with the job's coins; nothing private."""
+    settings = job.settings
+    try:
+        logits_V = ensemble.public_logits(_context(job))
+        candidates_K = top_candidates(logits_V, settings.num_candidates)
+        logits_1K = logits_V[candidates_K][None]
+        if settings.decoder is Decoder.GREEDY:
+            vote = greedy_votes(logits_1K, candidates_K)
+        else:
+            coins_K = job.coins.gumbel(job.step, candidates_K.size)
+            vote = gumbel_votes(logits_1K, candidates_K, coins_K, settings.temperature)
+    except Exception:
+        logger.exception("the public model gave no token", extra={"request_id": job.request})
+        step.ended.append((job, Ending.FAULT))
+        return
+    step.tokens.append((job, int(vote[0]), TokenSource.PUBLIC))
+
+
+def _context(job: Job[C]) -> C:
+    assert job.context is not None, "an answer in the batch has a context"
+    return job.context

@@ -1,0 +1,79 @@
+"""From released tokens to text that may be shown: whole characters, and never a part of a stop string.
+
+Formal guarantee: the pieces of an answer join to the text of its tokens, cut before the stop string that is complete
+first; no piece holds a character of a stop string that is found, however tokens and pieces divide it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from reticent.decoding.text import TextStream
+
+
+class StopFilter:
+    """Passes text on until a stop string is complete, holding back any ending that could begin one.
+
+    | case | what happens |
+    |---|---|
+    | two stop strings overlap | the one that ends first counts; of two that end together, the one that began first |
+    | the text ends in the beginning of a stop string | it is held back until it is certain, and shown by `finish` |
+
+    Args:
+        stops: non-empty strings.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """Add text; return what may be shown now."""
+        if self.stopped:
+            return ""
+        text = self._held + text
+        ends = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if ends:
+            self.stopped, self._held = True, ""
+            return text[: min(ends)[1]]
+        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def finish(self) -> str:
+        """Return what was held back, as no more text can complete it."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest ending of `text` that begins `stop` without completing it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((length for length in range(longest, 0, -1) if stop.startswith(text[-length:])), 0)
+
+
+class AnswerText:
+    """One answer's text as its tokens come.
+
+    Args:
+        decode: tokens to text, without special tokens.
+        stops: strings that end the answer and are not shown.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+        self._stream = TextStream(decode)
+        self._filter = StopFilter(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self._filter.stopped
+
+    def push(self, token: int) -> str:
+        """Add a token; return the text that may be shown now."""
+        return self._filter.push(self._stream.push(token))
+
+    def finish(self) -> str:
+        """Return the rest, which may still contain a stop string and is then cut before it."""
+        if self.stopped:
+            return ""
+        return self._filter.push(self._stream.finish()) + self._filter.finish()

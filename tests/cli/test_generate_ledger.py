@@ -1,0 +1,54 @@
+"""`reticent generate` from end to end on a tiny run: what it says it charged is what the ledger holds."""
+
+import json
+
+import pytest
+
+from reticent.cli.main import main
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch, tiny_llama_folder):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for variable in ("RETICENT_KEY", "RETICENT_DATABASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"letter {n} says {'abcdefgh'[n] * 9}"}) + "\n" for n in range(8)))
+    options = ("--worlds", "4", "--rank", "2", "--adapt-layers", "top:1", "--max-tokens", "32")
+    build = ["worlds", "build", str(corpus), "--model", str(tiny_llama_folder), "--out", str(tmp_path / "run")]
+    assert main([*build, *options]) == 0
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("place", ["default", "postgresql"])
+def test_every_generated_token_is_in_the_ledger_and_a_second_call_goes_on(run_dir, place, request, capsys):
+    where = [] if place == "default" else ["--database-url", request.getfixturevalue("postgresql_url")]
+
+    def said(*arguments):
+        capsys.readouterr()
+        assert main([arguments[0], *map(str, arguments[1:]), *where]) == 0
+        return capsys.readouterr().out
+
+    budget = ("--step-budget", "2^-20", "--max-tokens", "5", "--json", "--candidates", "20")
+    first = json.loads(said("generate", run_dir, "--prompt", "letter", "--total-budget", "2^-16", *budget))
+    second = json.loads(said("generate", run_dir, "--prompt", "letter", *budget))
+    tokens = first["tokens"] + second["tokens"]
+    assert 2 <= tokens <= 10
+    shown = json.loads(said("ledger", "show", run_dir, "--json"))
+    assert shown["tokens"] == tokens
+    assert shown["nats_charged"] == first["nats_charged"] + second["nats_charged"] == tokens * 2.0**-20
+    assert shown["nats_left"] == 2.0**-16 - tokens * 2.0**-20
+    assert (shown["membership_success"], shown["world_success"]) == (
+        second["membership_success"],
+        second["world_success"],
+    )
+    releases = [json.loads(line) for line in said("ledger", "export", run_dir).splitlines()]
+    assert [release["coin_key"] for release in releases] == [first["coin_key"]] * first["tokens"] + [
+        second["coin_key"]
+    ] * second["tokens"]
+    assert json.loads(said("ledger", "verify", run_dir, "--json"))["releases"] == tokens
+    assert (run_dir / "ledger.sqlite").exists() == (place == "default")
+
+    # The deployment stops exactly at its cap, with what fits.
+    assert main(["generate", str(run_dir), "--prompt", "x", "--max-tokens", "40", *budget[:2], *where]) in (0, 2)
+    assert json.loads(said("ledger", "show", run_dir, "--json"))["nats_charged"] <= 2.0**-16

@@ -1,0 +1,146 @@
+"""A small run, and live servers over it: uvicorn on a port of its own, a ledger of its own, real HTTP."""
+
+import contextlib
+import copy
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from openai import OpenAI
+from worlds.small_runs import Silent, small_request, write_corpus
+
+from reticent.decoding.votes import Decoder, DecodingSettings
+from reticent.ledger.api_keys import KeyTable, Scope
+from reticent.ledger.secret import Keyring
+from reticent.ledger.store import Ledger
+from reticent.randomness import SystemNoise
+from reticent.server.app import create_app
+from reticent.server.service import Service, assemble
+from reticent.server.settings import Limits, OnExhausted, ServerSettings
+from reticent.worlds.building import build_run
+from reticent.worlds.collection import RunDirectory
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'developer' %}{{ raise_exception('no developers here') }}{% endif %}"
+    "{{ message.role[0] }}:{{ message.content }}\n{% endfor %}a:"
+)
+STEP_BUDGET = 2.0**-32
+
+
+@pytest.fixture(scope="session")
+def served_run(tmp_path_factory, tiny_llama_folder) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    out = folder / "run"
+    build_run(small_request(write_corpus(folder / "notes.jsonl"), tiny_llama_folder, out), Silent())
+    return out
+
+
+@dataclass
+class Parts:
+    ensemble: Any
+    tokenizer: Any
+    num_worlds: int
+
+
+@pytest.fixture(scope="session")
+def parts(served_run) -> Parts:
+    run = RunDirectory.open(served_run)
+    base = run.base()
+    return Parts(run.engine(base), base.load_tokenizer(), run.manifest.num_worlds)
+
+
+@dataclass
+class Live:
+    url: str
+    service: Service
+    ledger: Ledger
+    keys: KeyTable
+
+    def http(self, key: str | None = None, **options: Any) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, **options)
+
+    def openai(self, key: str = "none", **options: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
+
+    def key(self, name: str = "a client", *scopes: Scope, **quotas: Any) -> str:
+        _, text = self.keys.create(name, scopes or (Scope.GENERATE,), **quotas)
+        # The directory may be up to a second old.
+        self.service.keys._read_at = -float("inf")
+        return text
+
+
+@contextlib.contextmanager
+def run_uvicorn(app):
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        assert time.monotonic() < deadline, "the server did not start in time"
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def launcher(stack, parts, folder):
+    """A function that starts a server whose ledger lies in `folder`; the stack stops it."""
+
+    def start(
+        *,
+        total_budget=None,
+        chat_template=CHAT_TEMPLATE,
+        decoder=Decoder.GUMBEL,
+        on_exhausted=OnExhausted.REFUSE,
+        log_texts=False,
+        database_url=None,
+        **limits,
+    ) -> Live:
+        keyring = Keyring(folder / "keys", {})
+        ledger = stack.enter_context(
+            Ledger.open(
+                folder,
+                "run",
+                parts.num_worlds,
+                keyring,
+                database_url=database_url,
+                total_budget=total_budget,
+                noise=SystemNoise(),
+            )
+        )
+        tokenizer = copy.copy(parts.tokenizer)
+        tokenizer.chat_template = chat_template
+        decoding = DecodingSettings(decoder, STEP_BUDGET)
+        settings = ServerSettings("tiny", decoding, on_exhausted, log_texts, Limits(**limits))
+        service = assemble(
+            settings, "0123456789abcdef", int(time.time()), parts.ensemble, tokenizer, ledger, ledger.database
+        )
+        url = stack.enter_context(run_uvicorn(create_app(service, drain_seconds=10)))
+        return Live(url, service, ledger, KeyTable(ledger.database))
+
+    return start
+
+
+@pytest.fixture
+def live(parts, tmp_path):
+    """A function that starts a server of this test's own."""
+    with contextlib.ExitStack() as stack:
+        yield launcher(stack, parts, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def shared(parts, tmp_path_factory):
+    """A server for tests that leave it as it was: no cap, no keys."""
+    with contextlib.ExitStack() as stack:
+        yield launcher(stack, parts, tmp_path_factory.mktemp("shared"))()

@@ -1,0 +1,345 @@
+"""The engine thread on an ensemble of arithmetic: caps, fairness, failures, fallback, and time that knows no secret."""
+
+import random
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from pac.pac_oracles import MemoryStore
+from scipy import stats
+
+from reticent.decoding.votes import Decoder, DecodingSettings
+from reticent.errors import StorageError
+from reticent.pac.accounting import cap_units, charge_units
+from reticent.pac.curator import Curator, CuratorState
+from reticent.pac.posterior import Posterior
+from reticent.randomness import PublicCoins, SeededNoise
+from reticent.server.batching import Batcher, ClosingError, QueueFullError
+from reticent.server.jobs import Ending, Job, TokenSource
+
+WORLDS, VOCABULARY, WINDOW = 4, 16, 4096
+NATS = 2.0**-32
+SETTINGS = DecodingSettings(Decoder.GUMBEL, NATS, num_candidates=8)
+
+
+class Tokens:
+    def __init__(self, prompt):
+        self.tokens = list(prompt)
+
+    @property
+    def length(self):
+        return len(self.tokens)
+
+
+class Arithmetic:
+    """Logits by a formula of the context; what was done with it is written down."""
+
+    num_worlds, vocab_size, context_length = WORLDS, VOCABULARY, WINDOW
+
+    def __init__(self):
+        self.batches = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.poisoned = set()
+
+    def open(self, prompt):
+        self.gate.wait(20)
+        return Tokens(prompt)
+
+    def extend(self, contexts, tokens):
+        self.batches.append(len(contexts))
+        for context, token in zip(contexts, tokens, strict=True):
+            context.tokens.append(token)
+
+    def public_logits(self, context):
+        if context.tokens[0] in self.poisoned:
+            return np.full(VOCABULARY, np.nan, np.float32)
+        return np.cos(np.arange(VOCABULARY) * (context.length % 7 + 1)).astype(np.float32)
+
+    def world_logits(self, context, candidates_K):
+        shift = 0.5 * np.arange(WORLDS)[:, None]
+        return np.cos(candidates_K * (context.length % 7 + 1) + shift).astype(np.float32)
+
+
+class Recorder:
+    """A sink, an allowance and an observer that remember."""
+
+    def __init__(self, total=None, wants=10**9):
+        self.tokens, self.sources, self.ending = [], [], None
+        self.done = threading.Event()
+        self.left = total
+        self.wants = wants
+        self.seconds, self.steps = [], []
+
+    def push(self, token, source, is_stop_token):
+        self.tokens.append(token)
+        self.sources.append(source)
+        return len(self.tokens) < self.wants
+
+    def end(self, ending):
+        assert self.ending is None, "an answer ends once"
+        self.ending = ending
+        self.done.set()
+
+    def take(self):
+        if self.left is None:
+            return True
+        self.left -= 1
+        return self.left >= 0
+
+    def put_back(self):
+        if self.left is not None:
+            self.left += 1
+
+    def prefilled(self, seconds):
+        pass
+
+    def stepped(self, seconds, step):
+        self.seconds.append(seconds)
+        self.steps.append(step)
+
+
+def make_curator(secret=0, tokens=None, store=None):
+    cap = None if tokens is None else cap_units(tokens * NATS)
+    state = CuratorState(secret, Posterior.uniform(WORLDS).log_weights, cap_units=cap)
+    return Curator.for_experiments(state, store or MemoryStore(), SeededNoise(1))
+
+
+def make_job(key="k", max_tokens=5, prompt=(1, 2), sink=None, seed=0, **fields):
+    sink = sink or Recorder()
+    coins = PublicCoins.from_seed(seed, 0)
+    return Job("r", key, list(prompt), SETTINGS, coins, max_tokens, frozenset(), sink, sink, **fields)
+
+
+@pytest.fixture
+def started():
+    batchers = []
+
+    def start(ensemble=None, curator=None, observer=None, max_concurrent=8, max_queue=64, **options):
+        batcher = Batcher(
+            ensemble or Arithmetic(), curator or make_curator(), observer or Recorder(),
+            max_concurrent=max_concurrent, max_queue=max_queue, **options,
+        )  # fmt: skip
+        batcher.start()
+        batchers.append(batcher)
+        return batcher
+
+    yield start
+    for batcher in batchers:
+        batcher.close(0)
+
+
+def finish(jobs):
+    for job in jobs:
+        assert job.sink.done.wait(30)
+    return [job.sink for job in jobs]
+
+
+def test_answers_are_those_of_the_token_loop_alone(started):
+    """Greedy unanimous votes need no noise, so batching must not change a single token."""
+    ensemble = Arithmetic()
+    ensemble.world_logits = lambda context, ids: np.cos(ids * (context.length % 7 + 1.0))[None].repeat(WORLDS, 0)
+    batcher = started(ensemble, max_concurrent=3)
+    jobs = [make_job(prompt=[1] * length, max_tokens=12, seed=length) for length in range(1, 8)]
+    batcher.submit(jobs)
+    finish(jobs)
+    for job in jobs:
+        alone, expected = Tokens(job.prompt), []
+        for step in range(12):
+            ids = np.sort(np.argsort(-ensemble.public_logits(alone), kind="stable")[:8])
+            scores = np.cos(ids * (alone.length % 7 + 1.0)) + job.coins.gumbel(step, 8)
+            expected.append(int(ids[np.argmax(scores)]))
+            alone.tokens.append(expected[-1])
+        assert job.sink.tokens == expected
+        assert job.sink.ending is Ending.LENGTH
+
+
+def test_requests_join_and_leave_a_running_batch(started):
+    ensemble = Arithmetic()
+    batcher = started(ensemble, max_concurrent=4)
+    long = make_job(max_tokens=2000)
+    batcher.submit([long])
+    while len(long.sink.tokens) < 20:
+        time.sleep(0.001)
+    short = [make_job(max_tokens=3) for _ in range(3)]
+    batcher.submit(short)
+    finish(short)
+    assert long.sink.ending is None
+    batcher.cancel(long)
+    [sink] = finish([long])
+    assert sink.ending is Ending.CANCELLED
+    assert len(sink.tokens) < 2000
+    assert max(ensemble.batches) > 1
+
+
+def test_the_cap_holds_under_concurrency_and_every_shown_token_is_charged(started):
+    curator = make_curator(tokens=101)
+    batcher = started(curator=curator, max_concurrent=8)
+    jobs = [make_job(key=str(number % 5), max_tokens=4) for number in range(64)]
+    batcher.submit(jobs)
+    sinks = finish(jobs)
+    assert sum(len(sink.tokens) for sink in sinks) == 101
+    assert curator.account.spent_units == 101 * charge_units(NATS) <= curator.account.cap_units
+    assert {sink.ending for sink in sinks} == {Ending.LENGTH, Ending.BUDGET}
+
+
+def test_two_keys_share_the_engine_evenly(started):
+    ensemble = Arithmetic()
+    ensemble.gate.clear()
+    batcher = started(ensemble, max_concurrent=4, max_queue=200)
+    order = []
+
+    class Noting(Recorder):
+        def __init__(self, key):
+            super().__init__()
+            self.key = key
+
+        def end(self, ending):
+            order.append(self.key)
+            super().end(ending)
+
+    greedy = [make_job(key="greedy", sink=Noting("greedy")) for _ in range(60)]
+    modest = [make_job(key="modest", sink=Noting("modest")) for _ in range(20)]
+    batcher.submit(greedy)
+    batcher.submit(modest)
+    ensemble.gate.set()
+    finish(greedy + modest)
+    first = Counter(order[:40])
+    assert abs(first["greedy"] - first["modest"]) <= 4
+
+
+def test_a_key_without_tokens_left_ends_alone(started):
+    batcher = started()
+    poor, rich = make_job(sink=Recorder(total=2)), make_job()
+    batcher.submit([poor, rich])
+    finish([poor, rich])
+    assert (len(poor.sink.tokens), poor.sink.ending) == (2, Ending.QUOTA)
+    assert (len(rich.sink.tokens), rich.sink.ending) == (5, Ending.LENGTH)
+
+
+def test_the_public_model_goes_on_where_the_budget_ends(started):
+    curator = make_curator(tokens=7)
+    batcher = started(curator=curator, public_fallback=True)
+    jobs = [make_job(max_tokens=6), make_job(max_tokens=6)]
+    batcher.submit(jobs)
+    sources = Counter(source for sink in finish(jobs) for source in sink.sources)
+    assert sources == {TokenSource.PRIVATE: 7, TokenSource.PUBLIC: 5}
+    assert curator.state.tokens_released == 7
+    later = make_job(max_tokens=4)
+    batcher.submit([later])
+    [sink] = finish([later])
+    context, coins = Tokens(later.prompt), later.coins
+    for step, token in enumerate(sink.tokens):
+        logits = Arithmetic().public_logits(context)
+        ids = np.sort(np.argsort(-logits, kind="stable")[:8])
+        assert token == ids[np.argmax(logits[ids] + coins.gumbel(step, 8))]
+        context.tokens.append(token)
+    assert curator.state.tokens_released == 7
+
+
+class FailingStore(MemoryStore):
+    failing = False
+
+    def commit(self, state, records):
+        if self.failing:
+            raise StorageError("disk full")
+        super().commit(state, records)
+
+    def reconcile(self, state):
+        return state
+
+
+def test_what_cannot_be_written_is_not_shown_and_service_resumes(started):
+    store = FailingStore()
+    curator = make_curator(store=store)
+    batcher = started(curator=curator)
+    store.failing = True
+    jobs = [make_job(sink=Recorder(total=5)) for _ in range(3)]
+    batcher.submit(jobs)
+    for sink in finish(jobs):
+        assert (sink.tokens, sink.ending, sink.left) == ([], Ending.STORAGE, 5)
+    assert batcher.commit_failed
+    assert curator.state.tokens_released == 0
+    store.failing = False
+    again = [make_job() for _ in range(3)]
+    batcher.submit(again)
+    assert {sink.ending for sink in finish(again)} == {Ending.LENGTH}
+    assert not batcher.commit_failed
+    assert curator.state.tokens_released == 15
+
+
+def test_a_model_that_gives_no_distribution_ends_its_own_answer_only(started):
+    ensemble = Arithmetic()
+    ensemble.poisoned.add(13)
+    batcher = started(ensemble)
+    jobs = [make_job(prompt=[13]), make_job()]
+    batcher.submit(jobs)
+    sinks = finish(jobs)
+    assert [sink.ending for sink in sinks] == [Ending.FAULT, Ending.LENGTH]
+
+
+def test_a_full_queue_takes_all_of_a_request_or_none(started):
+    ensemble = Arithmetic()
+    ensemble.gate.clear()
+    batcher = started(ensemble, max_concurrent=2, max_queue=3)
+    first = [make_job() for _ in range(4)]
+    batcher.submit(first)
+    with pytest.raises(QueueFullError):
+        batcher.submit([make_job() for _ in range(3)])
+    ensemble.gate.set()
+    finish(first)
+    batcher.submit([make_job()])
+
+
+def test_closing_finishes_what_is_at_hand_or_ends_it_at_the_deadline(started):
+    batcher = started(max_concurrent=1)
+    jobs = [make_job(max_tokens=30), make_job(max_tokens=30)]
+    batcher.submit(jobs)
+    batcher.close(30)
+    assert [len(sink.tokens) for sink in finish(jobs)] == [30, 30]
+    with pytest.raises(ClosingError):
+        batcher.submit([make_job()])
+    hasty = started()
+    endless = make_job(max_tokens=3000)
+    hasty.submit([endless])
+    hasty.close(0)
+    assert finish([endless])[0].ending is Ending.SHUTDOWN
+
+
+class Telltale(Curator):
+    """What must be found out: a release that takes longer for one world."""
+
+    def release_many(self, ballots):
+        if self.state.secret == 3:
+            time.sleep(0.0002)
+        return super().release_many(ballots)
+
+
+def step_times(started, secret, curator_type):
+    observer = Recorder()
+    curator = make_curator(secret)
+    curator.__class__ = curator_type
+    batcher = started(curator=curator, observer=observer)
+    job = make_job(max_tokens=60)
+    batcher.submit([job])
+    finish([job])
+    batcher.close(1)
+    return observer.seconds[10:]
+
+
+def p_value_of_time_against_secret(started, curator_type):
+    """Two secrets on one stream of requests, in random alternation; a rank test of each step's time."""
+    samples = {0: [], 3: []}
+    order = [0, 3] * 12
+    random.Random(5).shuffle(order)
+    for secret in order:
+        samples[secret] += step_times(started, secret, curator_type)
+    return stats.mannwhitneyu(samples[0], samples[3]).pvalue
+
+
+def test_time_to_answer_does_not_tell_the_secret(started):
+    assert p_value_of_time_against_secret(started, Telltale) < 1e-9
+    # A false alarm has one chance in a million; the telltale above shows that a leak would be seen.
+    assert p_value_of_time_against_secret(started, Curator) > 1e-6
