@@ -1,7 +1,7 @@
 """Write requirements.lock: exact versions of everything that Reticent and its extras need, as installed here.
 
-Run it through `make lock`, in an environment where `pip install -e ".[demo,dev]"` has just resolved the newest versions
-that pyproject.toml allows.
+Run it through `make lock`, in an environment where pip has just resolved the newest versions that pyproject.toml
+allows, all extras included.
 """
 
 import sys
@@ -12,10 +12,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = "reticent"
-EXTRAS = {"demo", "dev"}
+EXTRAS = {"demo", "dev", "postgresql", "server"}
 BUILD_TOOLS = {"setuptools"}
 HEADER = """\
-# Exact versions of the run-time, demo and development dependencies and all that they need. Written by `make lock`,
+# Exact versions of the dependencies, with all extras, and all that they need. Written by `make lock`,
 # which resolves pyproject.toml afresh in an empty environment; edit that file, not this one.
 # torch is named without a build tag, so that the index at hand supplies its CPU or CUDA build.
 """
