@@ -95,49 +95,73 @@ def test_huge_bodies_without_a_declared_length_are_413(shared):
     openai_error(response)
 
 
+class Gated:
+    """An ensemble that stands still after some steps until the gate is opened."""
+
+    def __init__(self, server, steps):
+        self._ensemble, self._steps = server.service.batcher._ensemble, steps
+        self.gate = threading.Event()
+        server.service.batcher._ensemble = self
+
+    def __getattr__(self, name):
+        return getattr(self._ensemble, name)
+
+    def extend(self, contexts, tokens):
+        self._steps -= 1
+        if self._steps <= 0:
+            self.gate.wait(60)
+        self._ensemble.extend(contexts, tokens)
+
+
 def test_a_full_queue_is_429_and_tells_when_to_come_back(live):
     server = live(max_concurrent=1, max_queue=2)
+    gated = Gated(server, steps=1)
+    responses = []
     with server.http() as http:
-        too_many = http.post("/v1/completions", json=GOOD | {"n": 4})
-        assert too_many.status_code == 400
-        statuses, lock = [], threading.Lock()
+        assert http.post("/v1/completions", json=GOOD | {"n": 4}).status_code == 400
 
         def ask():
-            response = http.post("/v1/completions", json=GOOD | {"max_tokens": 90})
-            with lock:
-                statuses.append(response.status_code)
-            if response.status_code == 429:
-                assert openai_error(response)["code"] == "rate_limit_exceeded"
-                assert int(response.headers["retry-after"]) >= 1
+            responses.append(http.post("/v1/completions", json=GOOD | {"max_tokens": 9}))
 
-        threads = [threading.Thread(target=ask) for _ in range(12)]
+        threads = [threading.Thread(target=ask) for _ in range(8)]
         for thread in threads:
             thread.start()
+        # One is decoded and two wait.
+        assert wait_until(lambda: len(responses) == 5)
+        gated.gate.set()
         for thread in threads:
             thread.join()
-    assert set(statuses) == {200, 429}
+    statuses = sorted(response.status_code for response in responses)
+    assert statuses == [200] * 3 + [429] * 5
+    for response in responses[:5]:
+        assert openai_error(response)["code"] == "rate_limit_exceeded"
+        assert int(response.headers["retry-after"]) >= 1
 
 
-def test_a_client_that_leaves_stops_its_answers(live):
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_client_that_leaves_stops_its_answers(live, streamed):
     server = live()
-    with server.http() as http:
+    gated = Gated(server, steps=4)
+    batcher = server.service.batcher
+    if streamed:
         body = GOOD | {"max_tokens": 90, "stream": True, "n": 2}
-        with http.stream("POST", "/v1/completions", json=body) as response:
+        with server.http() as http, http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_bytes())
-    assert wait_until(lambda: server.service.batcher.num_active == 0)
-    assert server.ledger.curator.state.tokens_released < 180
-    impatient = threading.Thread(target=leave_without_reading, args=(server.url,))
-    impatient.start()
-    impatient.join()
-    assert wait_until(lambda: server.service.batcher.num_active == 0)
+    else:
+        leave_without_reading(server)
+    # While the gate is shut no answer can come to its end by itself.
+    assert wait_until(lambda: all(job.cancelled for job in list(batcher._active)))
+    gated.gate.set()
+    assert wait_until(lambda: batcher.num_active == 0)
+    assert server.ledger.curator.state.tokens_released <= 12
 
 
-def leave_without_reading(url):
-    address = urlsplit(url)
+def leave_without_reading(server):
+    address = urlsplit(server.url)
     body = json.dumps(GOOD | {"max_tokens": 90}).encode()
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(head_of_post(len(body)) + body)
-        time.sleep(0.05)
+        assert wait_until(lambda: server.service.batcher.num_active)
 
 
 def wait_until(condition, seconds=20):

@@ -158,7 +158,8 @@ def test_sigterm_drains_and_a_second_server_is_refused(deployment, serve, monkey
 
     thread = threading.Thread(target=ask)
     thread.start()
-    time.sleep(0.15)
+    while not answers and "reticent_answers_active 0.0" in httpx.get(f"{server.url}/metrics").text:
+        time.sleep(0.01)
     assert server.end(signal.SIGTERM) == 0
     thread.join(60)
     [answer] = answers
