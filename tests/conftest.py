@@ -33,6 +33,12 @@ def postgresql_url() -> Iterator[str]:
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str | None:
+    """Where a ledger is kept: None for the default file of the run directory, and PostgreSQL."""
+    return None if request.param == "sqlite" else request.getfixturevalue("postgresql_url")
+
+
 @pytest.fixture
 def tiny_model() -> Callable[..., Any]:
     return build_tiny_model

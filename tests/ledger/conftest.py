@@ -15,7 +15,6 @@ def run_dir(tmp_path):
     return folder
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request):
-    """Where the ledger is kept: the default file of the run directory, and PostgreSQL."""
-    return None if request.param == "sqlite" else request.getfixturevalue("postgresql_url")
+@pytest.fixture
+def url(database_url):
+    return database_url

@@ -13,8 +13,8 @@ NATS = 2.0**-32
 
 
 @pytest.fixture
-def server(live):
-    return live(total_budget=2000 * NATS)
+def server(database_url, live):
+    return live(total_budget=2000 * NATS, database_url=database_url)
 
 
 @pytest.fixture

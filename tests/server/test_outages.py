@@ -18,8 +18,8 @@ NATS = 2.0**-32
 ASK = {"model": "tiny", "prompt": "abc"}
 
 
-def test_64_clients_at_the_cap_never_pass_it(live):
-    server = live(total_budget=500 * NATS, max_concurrent=8, max_queue=64)
+def test_64_clients_at_the_cap_never_pass_it(database_url, live):
+    server = live(total_budget=500 * NATS, max_concurrent=8, max_queue=64, database_url=database_url)
     clients = [server.openai(server.key(name)) for name in ("one", "two")]
     received, refused, lock = [], [], threading.Lock()
 

@@ -22,7 +22,6 @@ from reticent.ledger.reading import LedgerReader
 from reticent.ledger.secret import Keyring
 
 ASK = {"model": "run", "prompt": "abc"}
-ROUNDS = int(os.environ.get("RETICENT_CRASH_ROUNDS", "4"))
 
 
 def free_port():
@@ -91,9 +90,9 @@ class Serving:
         return int(self._launcher.stdout.readline())
 
 
-def read_ledger(run, environment):
+def read_ledger(run, environment, database_url=None):
     keyring = Keyring.of_user(environment)
-    with LedgerReader(run, run_id(run), keyring, Database.of_run(run)) as reader:
+    with LedgerReader(run, run_id(run), keyring, Database.of_run(run, database_url)) as reader:
         reader.verify()
         return reader.state.tokens_released, list(reader.releases())
 
@@ -114,13 +113,14 @@ def stream_until_broken(url, received, lock):
                         received[chunk["id"]] = received.get(chunk["id"], 0) + len(text)
 
 
-def test_kill_at_random_moments_under_load_loses_no_charge(deployment, serve):
+def test_kill_at_random_moments_under_load_loses_no_charge(database_url, deployment, serve):
     """One token is at most one character here, so an answer of n characters must have at least n charged tokens."""
     run, environment = deployment
+    options = () if database_url is None else ("--database-url", database_url)
     received, lock = {}, threading.Lock()
     charged_before = 0
-    for round_number in range(ROUNDS):
-        server = serve()
+    for round_number in range(int(os.environ.get("RETICENT_CRASH_ROUNDS", 2 if options else 4))):
+        server = serve(*options)
         threads = [threading.Thread(target=stream_until_broken, args=(server.url, received, lock)) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -133,7 +133,7 @@ def test_kill_at_random_moments_under_load_loses_no_charge(deployment, serve):
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
         for thread in threads:
             thread.join(30)
-        charged, releases = read_ledger(run, environment)
+        charged, releases = read_ledger(run, environment, database_url)
         by_answer = {}
         for release in releases:
             identifier = str(release["request"]).rsplit("-", 1)[0]
