@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.timing import best_seconds
 
-_PACKAGES = ("reticent", "torch", "transformers", "peft", "numpy", "scipy", "safetensors")
+_PACKAGES = ("reticent", "torch", "transformers", "peft", "numpy", "scipy", "safetensors", "sqlalchemy", "uvicorn")
 _MANY_ROWS = 2048
 _TRIES = 5
 

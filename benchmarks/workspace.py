@@ -38,6 +38,7 @@ class Sizes:
     batch: int = 8
     text_tokens: int = 64
     requests: int = 8
+    answer_tokens: int = 48
     curve_worlds: tuple[int, ...] = (8, 32, 128)
     curve_requests: tuple[int, ...] = (1, 2, 4, 8)
     curve_contexts: tuple[int, ...] = (32, 256, 1024)
@@ -59,6 +60,7 @@ SMOKE = Sizes(
     batch=4,
     text_tokens=16,
     requests=4,
+    answer_tokens=6,
     curve_worlds=(2, 4),
     curve_requests=(1, 2),
     curve_contexts=(8, 16),

@@ -12,6 +12,8 @@ from benchmarks import main as harness
 from benchmarks import release, report
 from benchmarks.timing import Paired
 from reticent.ensemble.engine import Engine
+from reticent.ledger.store import Ledger
+from reticent.server import stepping
 
 SMOKE = ["--smoke", "--dtype", "float32"]
 
@@ -76,6 +78,37 @@ def test_noise_of_another_size_is_a_wrong_answer(
     status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", "release-vs-full-space")
     assert status == 1
     assert "noise covariance" in results["rows"][0]["error"]
+
+
+def votes_of_another_token(*arguments: Any, genuine: Any = stepping.cast_votes) -> Any:
+    return genuine(*arguments) - 1
+
+
+def commit_to_nowhere(*_arguments: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "message"),
+    [
+        (stepping, "cast_votes", votes_of_another_token, "is not that of the engine alone"),
+        (Ledger, "commit", commit_to_nowhere, "the ledger holds"),
+    ],
+)
+def test_a_server_that_says_or_charges_something_else_has_no_times(
+    owner: Any,
+    name: str,
+    wrong: Any,
+    message: str,
+    tiny_llama_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", "server-overhead")
+    assert status == 1
+    assert message in results["rows"][0]["error"]
+    assert "ratio" not in results["rows"][0]
 
 
 def test_ratio_and_spread_by_hand() -> None:
