@@ -113,4 +113,4 @@ def _most_likely_tokens(engine: "Engine", prompt: list[int], count: int) -> list
 
 
 def _show_prompt(prompt: str) -> None:
-    console.print(prompt, style="dim", highlight=False, markup=False, end="")
+    console.print(f"{prompt} …", style="dim", highlight=False, markup=False)
