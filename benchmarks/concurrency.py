@@ -1,5 +1,7 @@
 """Row and curve on several requests in one step."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from benchmarks import limits, parity
@@ -64,8 +66,11 @@ def _check_together(workspace: Workspace, engine: Engine, adapters: StackedAdapt
         reference.require_engine("requests in one step", engine, context)
 
 
-def curve(workspace: Workspace) -> list[dict[str, object]]:
-    """Milliseconds of a step for worlds × requests × contexts; combinations beyond 16 GiB of caches are skipped."""
+def curve(workspace: Workspace, on_points: Callable[[list[dict[str, object]]], None]) -> None:
+    """Milliseconds of a step for worlds × requests × contexts; combinations beyond 16 GiB of caches are skipped.
+
+    Calls `on_points` with all points so far whenever a context's requests are measured.
+    """
     points: list[dict[str, object]] = []
     sizes = workspace.sizes
     for num_worlds in sizes.curve_worlds:
@@ -87,8 +92,8 @@ def curve(workspace: Workspace) -> list[dict[str, object]]:
                 step_ms = median_ms(active.step, sizes.curve_steps, workspace.device)
                 point |= {"step_ms": step_ms, "tokens_per_second": 1e3 * requests / step_ms}
                 point["us_per_world_and_request"] = 1e3 * step_ms / (num_worlds * requests)
-    _note_growth(points)
-    return points
+            _note_growth(points)
+            on_points(points)
 
 
 def _note_growth(points: list[dict[str, object]]) -> None:

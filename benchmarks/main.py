@@ -113,11 +113,15 @@ class _Run:
             self._done(benchmark.weight)
         if self._with_curve:
             self._say("curve of worlds, requests and contexts")
-            self._results["curve"] = concurrency.curve(self._workspace)
+            concurrency.curve(self._workspace, self._keep_curve)
             self._done(_CURVE_WEIGHT)
         self._results["finished"] = _now()
         report.write_results(self._out, self._results)
         return self._results
+
+    def _keep_curve(self, points: list[dict[str, object]]) -> None:
+        self._results["curve"] = points
+        report.write_results(self._out, self._results)
 
     def _row(self, benchmark: Benchmark) -> report.Row:
         device_type = self._workspace.device.type
