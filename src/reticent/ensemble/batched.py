@@ -119,14 +119,6 @@ def _base_and_rows(
     return y_GNO, x_GNI[skip:]
 
 
-def _add_products(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Total += left @ right, a batch at a time; without a temporary where `total` is contiguous."""
-    if total.is_contiguous():
-        total.baddbmm_(left, right)
-    else:
-        total += torch.bmm(left, right)
-
-
 def _bag_product(weights_MNR: Tensor, table_MRO: Tensor) -> Tensor:
     """`torch.bmm` as sums of weighted table rows; [M, N, O]."""
     num_adapters, num_tokens, num_rows = weights_MNR.shape
@@ -165,7 +157,7 @@ class _AdaptedLinear(torch.autograd.Function):
         start = 0
         for (first, last), up_MOR in zip(slices, ups_MOR, strict=True):
             stop = start + up_MOR.shape[2]
-            _add_products(y_GNO[skip:, :, first:last], low_MNS[..., start:stop], up_MOR.mT)
+            y_GNO[skip:, :, first:last] += torch.bmm(low_MNS[..., start:stop], up_MOR.mT)
             start = stop
         ctx.save_for_backward(x_GNI, weight_OI, low_MNS, down_MSI, *ups_MOR)
         ctx.slices, ctx.scale, ctx.skip = slices, scale, skip
@@ -190,7 +182,7 @@ class _AdaptedLinear(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = functional.linear(grad_GNO, weight_OI.t())
-            _add_products(grad_x[ctx.skip :], grad_low_MNS, down_MSI)
+            grad_x[ctx.skip :] += torch.bmm(grad_low_MNS, down_MSI)
             if x_GNI.shape[0] == 1 and grad_x.shape[0] > 1:
                 grad_x = grad_x.sum(0, keepdim=True)
         return (grad_x, None, None, None, None, None, grad_down_MSI, *grad_ups)
