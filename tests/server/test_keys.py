@@ -96,13 +96,19 @@ def test_metrics_show_totals_and_no_dissent_by_the_token(live):
     with server.http() as http:
         for _ in range(5):
             http.post("/v1/completions", json=ASK)
-        text = http.get("/metrics").text
-    released = server.ledger.curator.state.tokens_released
-    assert f'reticent_tokens_released_total{{source="private"}} {float(released)}' in text
-    assert f"reticent_deployment_tokens {float(released)}" in text
-    assert "reticent_dissent_ratio NaN" in text
-    assert 'reticent_requests_total{route="/v1/completions",status="200"} 5.0' in text
-    assert "reticent_step_seconds_count" in text
+        released = server.ledger.curator.state.tokens_released
+        expected = (
+            f'reticent_tokens_released_total{{source="private"}} {float(released)}',
+            f"reticent_deployment_tokens {float(released)}",
+            "reticent_dissent_ratio NaN",
+            'reticent_requests_total{route="/v1/completions",status="200"} 5.0',
+            "reticent_step_seconds_count",
+        )
+        # A step is counted when it ends, which may be after its last token has been read.
+        deadline = time.monotonic() + 10
+        while not all(line in (text := http.get("/metrics").text) for line in expected):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.05)
     assert server.ledger.curator.state.dissenting_steps > 0
 
 
