@@ -47,7 +47,7 @@ format: $(INSTALLED) ## rewrite the code in the project's style
 lock: ## resolve pyproject.toml afresh and rewrite requirements.lock
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --upgrade setuptools -e ".[demo,dev,postgresql,server]"
+	build/lock/bin/pip install --upgrade setuptools -e ".[demo,dev,dp,postgresql,server]"
 	build/lock/bin/python scripts/refresh_lock.py requirements.lock
 	rm -rf build/lock
 

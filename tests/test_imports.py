@@ -165,7 +165,7 @@ def sources():
 def declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    lines = project["dependencies"] + extras["demo"] + extras["server"] + extras["postgresql"]
+    lines = project["dependencies"] + extras["demo"] + extras["dp"] + extras["server"] + extras["postgresql"]
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
