@@ -139,6 +139,11 @@ def group_units(records: Sequence[Record], threshold: float = NEAR_DUPLICATE_THR
     return Units(unit_of_record, num_units, merged)
 
 
+def text_hash(text: str) -> str:
+    """Return the SHA-256 of a text's UTF-8, in hexadecimal: the name of a text wherever it must not be quoted."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def corpus_hash(records: Sequence[Record]) -> str:
     """Return the SHA-256 of the records' texts and unit names in order, in hexadecimal; sources do not enter.
 

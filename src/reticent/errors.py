@@ -27,6 +27,14 @@ class RunDirectoryError(ReticentError):
     """A run directory is missing, half-built, damaged, from another base or from a newer schema."""
 
 
+class AuditError(ReticentError):
+    """The texts, target or attacks of an audit do not fit together, or nothing could be scored."""
+
+
+class EndpointError(ReticentError):
+    """A server does not answer, refuses, or answers something other than what was asked for."""
+
+
 class OutputExistsError(ReticentError):
     """An output path is already taken."""
 

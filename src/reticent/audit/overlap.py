@@ -1,0 +1,104 @@
+"""Texts that stand in both sets, or nearly do: found before anything is scored.
+
+An attack's figure means something only if members and non-members differ in membership alone. A text in both sets is
+refused, since it has no label. A non-member that nearly repeats a member is scored and counted, since the model may
+have learned it from its twin; the report warns of it. What counts as near is `reticent.deduplication`'s Jaccard index
+of five-word shingles.
+
+Only hashes leave this module: no message quotes a text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reticent.corpus import NEAR_DUPLICATE_THRESHOLD, text_hash
+from reticent.deduplication import DisjointSets, join_near_duplicates
+from reticent.errors import AuditError
+
+_HASHES_IN_MESSAGE = 5
+_HASH_PREFIX = 12
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """One side of an audit: distinct texts in their first order.
+
+    Attributes:
+        texts: the texts, no two equal.
+        hashes: SHA-256 of each, aligned with `texts`.
+        num_repeats: how many later copies were left out; a copy would count one text twice in every interval.
+    """
+
+    texts: tuple[str, ...]
+    hashes: tuple[str, ...]
+    num_repeats: int
+
+    @classmethod
+    def of(cls, name: str, texts: Sequence[str]) -> "TextSet":
+        """Keep the first of equal texts.
+
+        Raises:
+            AuditError: there is no text.
+        """
+        if not texts:
+            raise AuditError(f"the set of {name} is empty; an audit needs members and non-members")
+        distinct: dict[str, str] = {}
+        for text in texts:
+            distinct.setdefault(text_hash(text), text)
+        return cls(tuple(distinct.values()), tuple(distinct), len(texts) - len(distinct))
+
+
+@dataclass(frozen=True)
+class NearDuplicate:
+    """A non-member and the first member it is connected to by near-duplicates."""
+
+    member_hash: str
+    nonmember_hash: str
+
+
+def refuse_shared_texts(members: TextSet, nonmembers: TextSet) -> None:
+    """Check that no text is both a member and a non-member.
+
+    Raises:
+        AuditError: there are such texts; the message counts them and names the first by hash.
+    """
+    shared = sorted(set(members.hashes) & set(nonmembers.hashes))
+    if shared:
+        raise AuditError(
+            f"{len(shared)} text(s) are in both sets, so they are neither members nor non-members: "
+            f"SHA-256 {abbreviated(shared)}; remove them from one set"
+        )
+
+
+def near_duplicates(
+    members: TextSet, nonmembers: TextSet, threshold: float = NEAR_DUPLICATE_THRESHOLD
+) -> tuple[NearDuplicate, ...]:
+    """Find the non-members that nearly repeat a member, in the order of the non-members.
+
+    Near-duplication is closed transitively, through texts of either set; each non-member is named once.
+
+    Args:
+        members: one side.
+        nonmembers: the other side.
+        threshold: least Jaccard index, in (0, 1].
+
+    Raises:
+        InvalidValueError: the threshold is outside (0, 1].
+    """
+    num_members = len(members.texts)
+    sets = DisjointSets(num_members + len(nonmembers.texts))
+    join_near_duplicates(sets, [*members.texts, *nonmembers.texts], threshold)
+    # The smallest position stands for its set, and members come first.
+    roots = [sets.find(num_members + position) for position in range(len(nonmembers.texts))]
+    return tuple(
+        NearDuplicate(members.hashes[root], nonmember)
+        for root, nonmember in zip(roots, nonmembers.hashes, strict=True)
+        if root < num_members
+    )
+
+
+def abbreviated(hashes: Sequence[str]) -> str:
+    """The first few hashes, cut to a length that still tells them apart, and how many more there are."""
+    shown = ", ".join(value[:_HASH_PREFIX] for value in hashes[:_HASHES_IN_MESSAGE])
+    more = len(hashes) - _HASHES_IN_MESSAGE
+    return f"{shown} and {more} more" if more > 0 else shown
