@@ -6,10 +6,13 @@ Shape suffixes: M worlds, K candidates, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from reticent.errors import InvalidValueError
 
 
 class Context(Protocol):
@@ -59,4 +62,60 @@ class Ensemble(Protocol[C]):
 
     def world_logits(self, context: C, candidates_K: NDArray[np.int64]) -> NDArray[np.float32]:
         """Every world's next-token logits at the candidates, float32[M, K]."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSignals:
+    """What one model says about one text, per scored token; all an attack ever sees of a model. T scored tokens.
+
+    A source that shows no distribution over the vocabulary (a remote endpoint) has NaN in `mu`, `sigma2` and
+    `entropy`, and -1 in `rank` where the token's place is not known.
+
+    Attributes:
+        logp: ℓ_t = log p(x_t | x_<t), in nats, float64[T].
+        mu: Σ p log p over the vocabulary, in nats, float64[T].
+        sigma2: Σ p log² p − μ², clamped at 0, float64[T].
+        entropy: −μ, float64[T].
+        rank: number of tokens with a strictly higher logit, 0 for the most likely one, int64[T].
+
+    Raises:
+        InvalidValueError: the arrays are not one-dimensional and of one length.
+    """
+
+    logp: NDArray[np.float64]
+    mu: NDArray[np.float64]
+    sigma2: NDArray[np.float64]
+    entropy: NDArray[np.float64]
+    rank: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        shapes = {array.shape for array in (self.logp, self.mu, self.sigma2, self.entropy, self.rank)}
+        if len(shapes) != 1 or self.logp.ndim != 1:
+            raise InvalidValueError(f"token signals must be one-dimensional and of one length, got {sorted(shapes)}")
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the number of scored tokens."""
+        return len(self.logp)
+
+    @property
+    def top1_match(self) -> NDArray[np.bool_]:
+        """Whether the token was the model's most likely one, bool[T]; meaningless where the rank is not known."""
+        return self.rank == 0
+
+
+class Progress(Protocol):
+    """Where long work reports what it does."""
+
+    def note(self, line: str) -> None:
+        """Say one thing worth knowing."""
+        ...
+
+    def begin(self, what: str, num_tokens: int) -> None:
+        """Start a phase that trains or reads so many tokens."""
+        ...
+
+    def advance(self, num_tokens: int) -> None:
+        """So many more tokens are done."""
         ...
