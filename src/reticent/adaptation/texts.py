@@ -1,6 +1,6 @@
 """Texts as token sequences: encoded once, the same way for training, auditing and prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +43,11 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Encod
     Raises:
         CorpusError: a text has fewer than two tokens, so there is nothing to predict.
     """
-    end = tokenizer.eos_token_id
     sequences: list[list[int]] = []
     num_truncated = 0
-    for start in range(0, len(texts), _ENCODE_AT_ONCE):
-        # verbose: texts beyond the tokenizer's own limit are cut and counted here, so it need not warn of them.
-        for ids in tokenizer(list(texts[start : start + _ENCODE_AT_ONCE]), verbose=False)["input_ids"]:
-            whole = ids if end is None or ids[-1:] == [end] else [*ids, end]
-            num_truncated += len(whole) > max_tokens
-            sequences.append(whole[:max_tokens])
+    for whole in whole_documents(tokenizer, texts):
+        num_truncated += len(whole) > max_tokens
+        sequences.append(whole[:max_tokens])
     short = next((i for i, sequence in enumerate(sequences) if len(sequence) < 2), None)
     if short is not None:
         raise CorpusError(f"record {short + 1} has fewer than two tokens; remove it, there is nothing to learn from it")
@@ -59,6 +55,27 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Encod
     np.cumsum([len(sequence) for sequence in sequences], out=offsets[1:])
     tokens = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
     return EncodedTexts(tokens, offsets, num_truncated)
+
+
+def whole_documents(tokenizer: Any, texts: Sequence[str], *, add_end: bool = True) -> Iterator[list[int]]:
+    """Yield the token ids of each text, uncut, with the tokenizer's own special tokens around them.
+
+    A beginning-of-text token stands there once, also where the text spells out another. The end-of-text token stands
+    there once if `add_end`, and otherwise not at all, also where the tokenizer adds it.
+    """
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    for start in range(0, len(texts), _ENCODE_AT_ONCE):
+        # verbose: whoever cuts texts counts them, so the tokenizer need not warn of long ones.
+        for ids in tokenizer(list(texts[start : start + _ENCODE_AT_ONCE]), verbose=False)["input_ids"]:
+            first = next((i for i, token in enumerate(ids) if token != begin), len(ids)) if begin is not None else 0
+            content = ids[max(0, first - 1) :]
+            has_end = end is not None and content[-1:] == [end]
+            if add_end and end is not None and not has_end:
+                yield [*content, end]
+            elif has_end and not add_end and (len(content) > 1 or begin != end):
+                yield content[:-1]
+            else:
+                yield content
 
 
 def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
