@@ -12,7 +12,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 class WorkProgress:
-    """Shows phases of work measured in tokens; implements `worlds.building.BuildProgress`."""
+    """Shows phases of work measured in tokens; implements `protocols.Progress`."""
 
     def __init__(self) -> None:
         self._bar = Progress(

@@ -6,18 +6,16 @@ stopped, at any moment and for any reason, and ends in the same adapters as a bu
 """
 
 import hashlib
-import json
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from reticent import _validate
-from reticent._files import atomic_write_bytes
+from reticent._work_folder import WorkFolder
 from reticent.adaptation.checkpoint import Checkpoint
 from reticent.adaptation.multiworld import MultiWorldTrainer, TrainedWorlds
 from reticent.adaptation.schedule import Schedule, make_schedule
@@ -26,8 +24,8 @@ from reticent.adaptation.texts import EncodedTexts, encode_texts
 from reticent.corpus import Corpus, Units, corpus_hash, group_units, read_corpus, units_hash
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.forward import BatchedDecoder, batched_decoder
-from reticent.errors import OutputExistsError, RunDirectoryError, StorageError
 from reticent.models import BaseModel, resolve_base_model, usable_device
+from reticent.protocols import Progress
 from reticent.worlds.assignment import membership_matrix
 from reticent.worlds.collection import (
     Membership,
@@ -45,24 +43,6 @@ from reticent.worlds.manifest import (
     BaseRecord,
     CorpusRecord,
 )
-
-REQUEST_NAME = "request.json"
-
-
-class BuildProgress(Protocol):
-    """Where a build reports what it does."""
-
-    def note(self, line: str) -> None:
-        """Say one thing worth knowing."""
-        ...
-
-    def begin(self, what: str, num_tokens: int) -> None:
-        """Start a phase that trains or reads so many tokens."""
-        ...
-
-    def advance(self, num_tokens: int) -> None:
-        """So many more tokens are done."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +71,7 @@ class BuildRequest:
     device: str = "cpu"
 
 
-def build_run(request: BuildRequest, progress: BuildProgress, *, resume: bool = False) -> RunDirectory:
+def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False) -> RunDirectory:
     """Build a run directory, or finish one.
 
     Raises:
@@ -102,7 +82,7 @@ def build_run(request: BuildRequest, progress: BuildProgress, *, resume: bool = 
     """
     _validate.num_worlds(request.num_worlds)
     device = usable_device(request.device)
-    _check_output(request.out, resume)
+    _folder(request).check_free(resume)
     corpus = read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
     units = group_units(corpus.records)
     if units.merged:
@@ -120,7 +100,7 @@ class _Build:
     def __init__(
         self,
         request: BuildRequest,
-        progress: BuildProgress,
+        progress: Progress,
         corpus: Corpus,
         units: Units,
         base: BaseModel,
@@ -152,13 +132,14 @@ class _Build:
             content_hash=base.content_hash,
             tokenizer_hash=base.tokenizer_hash,
         )
-        self._work = request.out / "training"
+        self._folder = _folder(request)
+        self._work = self._folder.working_files
         self._trainer = MultiWorldTrainer(decoder, texts, request.lora, request.training, self._work / "trunk.scratch")
 
     def run(self) -> RunDirectory:
-        if (self._request.out / MANIFEST_NAME).is_file():
+        if self._folder.is_finished:
             return self._already_finished()
-        self._begin()
+        self._folder.begin(self._identity())
         worlds_schedule = self._schedule(self._membership.record_members)
         full_schedule = self._schedule(np.ones((len(self._texts), 1), dtype=np.bool_))
         groups = self._groups()
@@ -179,21 +160,16 @@ class _Build:
             training=self._request.training,
             membership_seed=self._request.membership_seed,
         )
-        self._tidy()
+        self._folder.tidy()
         return RunDirectory.open(self._request.out)
 
     def _already_finished(self) -> RunDirectory:
         run = RunDirectory.open(self._request.out)
-        self._check_same(run.manifest.model_dump(mode="json", include=set(self._identity())), "built")
-        self._tidy()
+        earlier = run.manifest.model_dump(mode="json", include=set(self._identity()))
+        self._folder.check_same(earlier, self._identity(), "built")
+        self._folder.tidy()
         self._progress.note(f"{run.folder} is already finished")
         return run
-
-    def _tidy(self) -> None:
-        """Remove the working files, and what a kill left of an unfinished write."""
-        shutil.rmtree(self._work, ignore_errors=True)
-        for unfinished in self._request.out.glob(".*.tmp"):
-            unfinished.unlink(missing_ok=True)
 
     def _identity(self) -> dict[str, Any]:
         """All that the adapters depend on, under the names that the manifest has for it."""
@@ -205,27 +181,6 @@ class _Build:
             "lora": self._request.lora.model_dump(mode="json"),
             "training": self._request.training.model_dump(mode="json"),
         }
-
-    def _check_same(self, earlier: dict[str, Any], done: str) -> None:
-        # The same base may go by another name.
-        names = sorted(_differences(earlier, self._identity()) - {"base.name"})
-        if names:
-            raise RunDirectoryError(
-                f"{self._request.out} was {done} with another {', '.join(names)}; "
-                "resume with the same options and corpus, or choose another --out"
-            )
-
-    def _begin(self) -> None:
-        """Make the output folder, or check that the one to resume was begun with the same request."""
-        path = self._work / REQUEST_NAME
-        if path.is_file():
-            self._check_same(json.loads(path.read_text("utf-8")), "begun")
-            return
-        try:
-            self._work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot make {self._work}: {error.strerror}; choose another --out") from error
-        atomic_write_bytes(path, json.dumps(self._identity(), indent=2).encode())
 
     def _groups(self) -> list[slice]:
         size = self._request.training.worlds_at_once
@@ -263,39 +218,10 @@ def concatenated(parts: list[StackedAdapters]) -> StackedAdapters:
     )
 
 
-def _check_output(out: Path, resume: bool) -> None:
-    if not out.exists():
-        return
-    if (out / MANIFEST_NAME).is_file():
-        if not resume:
-            raise OutputExistsError(f"{out} already holds a finished run; choose another --out")
-    elif (out / "training" / REQUEST_NAME).is_file():
-        if not resume:
-            raise OutputExistsError(
-                f"{out} holds an unfinished run; add --resume to finish it, or choose another --out"
-            )
-    elif not out.is_dir() or not _is_blank(out):
-        raise OutputExistsError(f"{out} exists and is not an unfinished run; choose another --out")
-
-
-def _is_blank(out: Path) -> bool:
-    """Whether a folder is empty, or holds but what a build leaves that is killed before its request is on disk."""
-    started = out / "training"
-    return all(path == started or path.match(f".{REQUEST_NAME}.*.tmp") for path in out.rglob("*"))
+def _folder(request: BuildRequest) -> WorkFolder:
+    return WorkFolder(request.out, MANIFEST_NAME, "run")
 
 
 def _record_hashes(corpus: Corpus) -> NDArray[np.uint8]:
     digests = [hashlib.sha256(record.text.encode()).digest() for record in corpus.records]
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, hashlib.sha256().digest_size)
-
-
-def _differences(first: dict[str, Any], second: dict[str, Any]) -> set[str]:
-    """Names of the settings in which two requests differ, one level deep."""
-    names = set()
-    for key in first.keys() | second.keys():
-        a, b = first.get(key), second.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            names |= {f"{key}.{name}" for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
-        elif a != b:
-            names.add(key)
-    return names
