@@ -1,0 +1,1 @@
+"""Membership-inference attacks: one pure function a file, over NumPy arrays and `TokenSignals`."""
