@@ -1,0 +1,1 @@
+"""Experiments: what a run's worlds, votes and releases are worth, measured on texts outside the corpus."""

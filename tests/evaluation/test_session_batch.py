@@ -1,0 +1,103 @@
+"""The batch against the curator and the scalar mechanism."""
+
+import numpy as np
+import pytest
+
+from reticent.errors import InvalidValueError
+from reticent.evaluation.session_batch import GaussianBatch, OneByOne, SessionBatch, _calibrated, secret_indices
+from reticent.pac.calibration import calibrate
+from reticent.pac.curator import Curator, CuratorState
+from reticent.pac.mechanism import GaussianMechanism, log_likelihood, noise_covariance
+from reticent.randomness import SeededNoise
+
+WORLDS = 8
+VOTES = np.array([[5, 5, 5, 9, 5, 5, 5, 9], [4] * 8, [1, 2, 3, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5, 6, 7, 8], [3, 0] * 4])
+
+
+class NoStore:
+    def commit(self, state, records):
+        pass
+
+    def reconcile(self, state):
+        raise AssertionError
+
+
+class Given:
+    """Normals chosen by the test."""
+
+    is_secure = False
+
+    def __init__(self, normals):
+        self._normals = list(normals)
+
+    def standard_normal(self, count):
+        taken, self._normals = self._normals[:count], self._normals[count:]
+        return np.array(taken)
+
+
+@pytest.mark.parametrize("num_active", [2, 3, 7])
+@pytest.mark.parametrize("budget", [2.0**-32, 2.0**-6, 1.0])
+def test_noise_and_likelihood_are_those_of_the_scalar_mechanism(num_active, budget):
+    generator = np.random.default_rng(num_active)
+    index_M = np.concatenate([np.arange(num_active), generator.integers(0, num_active, 9)])
+    weights_RM = generator.dirichlet(np.full(index_M.size, 0.3), 5)
+    weights_RM[0, :] = 0.0
+    weights_RM[0, :2] = (1.0, 1e-30)
+    batch = _calibrated(index_M, weights_RM, budget)
+    noisy_RA = generator.normal(size=(5, num_active)) / np.sqrt(budget)
+    likelihood_RA = batch.log_likelihood(noisy_RA)
+    for r, weights_M in enumerate(weights_RM):
+        one = calibrate(np.bincount(index_M, weights=weights_M), budget)
+        covariance = (batch.directions_RAD[r] * batch.noise_variances_RD[r]) @ batch.directions_RAD[r].T
+        scale = np.abs(covariance).max()
+        np.testing.assert_allclose(covariance, noise_covariance(one), rtol=1e-9, atol=1e-9 * scale)
+        expected_A = log_likelihood(one, np.arange(num_active), noisy_RA[r])
+        if r > 0:  # with all mass on one token the directions of the others are arbitrary, up to the floor
+            np.testing.assert_allclose(
+                likelihood_RA[r] - likelihood_RA[r, 0], expected_A - expected_A[0], rtol=1e-7, atol=1e-12
+            )
+
+
+def test_two_way_sessions_are_the_curators_own():
+    votes = VOTES[[0, 1, 4, 0, 4, 4]]
+    dissenting = 5
+    secrets = np.array([0, 3, 5])
+    normals = np.random.default_rng(1).normal(size=(dissenting, secrets.size))
+    batch = SessionBatch(GaussianBatch(0.02), secrets, WORLDS, Given(normals.ravel()))
+    released = np.stack([batch.release(votes_M) for votes_M in votes])
+    for r, secret in enumerate(secrets):
+        uniform = np.full(WORLDS, -np.log(WORLDS))
+        curator = Curator.for_experiments(CuratorState(int(secret), uniform), NoStore(), Given(normals[:, r]))
+        tokens = [curator.release(v, 0.02, request="x", step=i).token for i, v in enumerate(votes)]
+        np.testing.assert_array_equal(released[:, r], tokens)
+        np.testing.assert_allclose(batch.log_weights[r], curator.state.log_posterior, rtol=1e-9)
+
+
+def test_one_by_one_and_the_batch_have_the_same_law():
+    secrets = np.tile(np.arange(WORLDS), 500)
+    ours, theirs = (
+        SessionBatch(mechanism, secrets, WORLDS, SeededNoise(seed))
+        for mechanism, seed in ((GaussianBatch(0.5), 1), (OneByOne(GaussianMechanism(0.5)), 2))
+    )
+    for votes_M in (VOTES[2], VOTES[0]):
+        counts = [np.bincount(batch.release(votes_M), minlength=10) / secrets.size for batch in (ours, theirs)]
+        np.testing.assert_allclose(*counts, atol=0.05)
+    own = np.arange(secrets.size), secrets
+    masses = [batch.weights[own].mean() for batch in (ours, theirs)]
+    assert masses[0] > 1.5 / WORLDS
+    assert masses[0] == pytest.approx(masses[1], rel=0.08)
+
+
+def test_posteriors_stay_normalised_over_many_steps():
+    batch = SessionBatch(GaussianBatch(0.3), secret_indices(6, WORLDS, SeededNoise(0)), WORLDS, SeededNoise(1))
+    for step in range(400):
+        batch.release(VOTES[step % 5])
+    np.testing.assert_allclose(batch.weights.sum(1), 1.0, rtol=1e-12)
+    # VOTES[3] tells every world apart, so after 24 nats in all the realised world is known.
+    assert (batch.weights.argmax(1) == batch.secrets_R).all()
+
+
+@pytest.mark.parametrize("secrets", [[], [8], [-1]])
+def test_a_secret_that_is_no_world_is_refused(secrets):
+    with pytest.raises(InvalidValueError, match="8 worlds"):
+        SessionBatch(GaussianBatch(0.1), np.array(secrets, dtype=np.int64), WORLDS, SeededNoise(0))
