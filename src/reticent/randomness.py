@@ -28,6 +28,7 @@ from reticent.errors import InvalidValueError
 
 KEY_BYTES = 16
 _COIN_DOMAIN = b"reticent/public-coins/v1"
+_UNIFORM_BYTES = 16
 
 
 class NoiseSource(Protocol):
@@ -38,6 +39,10 @@ class NoiseSource(Protocol):
 
     def standard_normal(self, count: int) -> NDArray[np.float64]:
         """Return `count` independent standard normal values, float64[count]."""
+        ...
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Return `count` independent uniforms in (0, 1], float64[count], with full relative precision near 0."""
         ...
 
     def secret_index(self, num_worlds: int) -> int:
@@ -60,6 +65,10 @@ class SystemNoise:
         normals: NDArray[np.float64] = np.copysign(ndtri(np.abs(signed) * 2.0**-64), signed)
         return normals
 
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Return `count` independent uniforms in (0, 1], each from 128 random bits."""
+        return _uniforms(os.urandom(_UNIFORM_BYTES * count))
+
     def secret_index(self, num_worlds: int) -> int:
         """Return an index drawn uniformly from [0, num_worlds)."""
         return secrets.randbelow(integer_in_range("num_worlds", num_worlds, 1))
@@ -76,6 +85,10 @@ class SeededNoise:
     def standard_normal(self, count: int) -> NDArray[np.float64]:
         """Return `count` independent standard normal values, float64[count]."""
         return self._generator.standard_normal(count)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Return `count` independent uniforms in (0, 1], each from 128 random bits."""
+        return _uniforms(self._generator.bytes(_UNIFORM_BYTES * count))
 
     def secret_index(self, num_worlds: int) -> int:
         """Return an index drawn uniformly from [0, num_worlds)."""
@@ -124,3 +137,10 @@ class PublicCoins:
         """Return the first `count` standard Gumbel values of a step, float64[count]."""
         values: NDArray[np.float64] = -np.log(-np.log(self.uniform(step, count)))
         return values
+
+
+def _uniforms(random_bytes: bytes) -> NDArray[np.float64]:
+    """Uniforms in (0, 1], each from two 64-bit words: P(u ≤ x) is x to a relative 2^-52 for every x above 2^-76."""
+    words = np.frombuffer(random_bytes, dtype=np.uint64).reshape(-1, 2).astype(np.float64)
+    values: NDArray[np.float64] = (words[:, 0] + (words[:, 1] + 0.5) * 2.0**-64) * 2.0**-64
+    return values

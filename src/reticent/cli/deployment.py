@@ -10,6 +10,7 @@ import typer
 from reticent._files import sha256_of_file
 from reticent.cli.output import notes
 from reticent.errors import RunDirectoryError
+from reticent.pac.laws import ReleaseLaw
 
 if TYPE_CHECKING:
     from reticent.ledger.reading import LedgerReader
@@ -24,6 +25,14 @@ DatabaseUrl = Annotated[
         show_envvar=True,
         metavar="URL",
         help="Where the ledger is: postgresql://… or sqlite:///…; ledger.sqlite in the run directory unless given.",
+    ),
+]
+
+Release = Annotated[
+    ReleaseLaw,
+    typer.Option(
+        help="How the realised world's vote becomes a token: calibrated noise, or a mixture that keeps the worlds' own "
+        "proportions. The charge is the same."
     ),
 ]
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reticent.cli.deployment import DatabaseUrl, RunDirectory, open_deployment
+from reticent.cli.deployment import DatabaseUrl, Release, RunDirectory, open_deployment
 from reticent.cli.output import console, facts, format_nats, parse_budget, percent_at_most, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder
 from reticent.errors import BudgetExhaustedError
+from reticent.pac.laws import ReleaseLaw
 
 if TYPE_CHECKING:
     from reticent.decoding.decoder import GeneratedToken
@@ -54,6 +55,7 @@ def generate(
         typer.Option(parser=parse_budget, metavar="NATS", help="Cap over the deployment's life, set at its first use."),
     ] = None,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
+    release: Release = ReleaseLaw.GAUSSIAN,
     temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     seed: Annotated[
@@ -77,7 +79,7 @@ def generate(
     from reticent.randomness import PublicCoins
     from reticent.worlds.collection import RunDirectory as OpenRun
 
-    settings = DecodingSettings(decoder, step_budget, temperature, candidates)
+    settings = DecodingSettings(decoder, step_budget, temperature, candidates, release)
     opened = OpenRun.open(run)
     base = opened.base(model)
     tokenizer = base.load_tokenizer()

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from reticent.cli.deployment import DatabaseUrl, RunDirectory, run_id
+from reticent.cli.deployment import DatabaseUrl, Release, RunDirectory, run_id
 from reticent.cli.output import notes, parse_budget
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
+from reticent.pac.laws import ReleaseLaw
 from reticent.server.settings import Limits, OnExhausted, ServerSettings
 
 _LIMITS = Limits()
@@ -38,6 +39,7 @@ def serve(
         OnExhausted, typer.Option(help="Once the budget is spent: refuse, or let the public model go on alone.")
     ] = OnExhausted.REFUSE,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
+    release: Release = ReleaseLaw.GAUSSIAN,
     temperature_default: Annotated[float, typer.Option(help="Temperature where a request names none.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     max_concurrent: Annotated[int, typer.Option(help="Answers that are decoded together.")] = _LIMITS.max_concurrent,
@@ -68,7 +70,7 @@ def serve(
         max_body_bytes=max_body_bytes,
         default_max_tokens=default_max_tokens,
     )
-    decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates)
+    decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates, release)
     settings = ServerSettings(name or run.resolve().name, decoding, on_exhausted, log_texts, limits)
     _serve(run, settings, total_budget, database_url, host, port, model, dtype, device)
 

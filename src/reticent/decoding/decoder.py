@@ -109,7 +109,14 @@ def _token_loop(
     coin_key = None if settings.decoder is Decoder.GREEDY else coins.key
     for step in range(num_steps):
         votes_M = cast_votes(ensemble, context, settings, coins, step)
-        released = curator.release(votes_M, settings.step_budget, request=request_id, step=step, coin_key=coin_key)
+        released = curator.release(
+            votes_M,
+            settings.step_budget,
+            request=request_id,
+            step=step,
+            coin_key=coin_key,
+            release_law=settings.release_law,
+        )
         yield GeneratedToken(released.token, released.num_active)
         if released.token in stop_tokens or step + 1 == num_steps:
             return

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
+from reticent.pac.laws import ReleaseLaw
 
 Logits = NDArray[np.floating]
 
@@ -46,6 +47,7 @@ class DecodingSettings:
         temperature: divides the logits of the Gumbel decoder; positive and finite. Greedy votes do not depend on it.
         num_candidates: size k of the public model's candidate set; at least 1, and at most the vocabulary (checked
             when the ensemble is known).
+        release_law: how the realised world's vote becomes a token.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -55,11 +57,15 @@ class DecodingSettings:
     step_budget: float
     temperature: float = 1.0
     num_candidates: int = 200
+    release_law: ReleaseLaw = ReleaseLaw.GAUSSIAN
 
     def __post_init__(self) -> None:
         if not isinstance(self.decoder, Decoder):
             names = ", ".join(decoder.value for decoder in Decoder)
             raise InvalidValueError(f"decoder must be one of {names}, got {self.decoder!r}")
+        if not isinstance(self.release_law, ReleaseLaw):
+            names = ", ".join(law.value for law in ReleaseLaw)
+            raise InvalidValueError(f"release_law must be one of {names}, got {self.release_law!r}")
         _validate.positive_finite("step_budget", self.step_budget)
         _validate.positive_finite("temperature", self.temperature)
         _validate.integer_in_range("num_candidates", self.num_candidates, 1)

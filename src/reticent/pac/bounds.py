@@ -20,12 +20,11 @@ from fractions import Fraction
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
+from reticent.pac._divergence import phi
 from reticent.pac.accounting import NATS_PER_UNIT, cap_units, charge_units
 
 MEMBERSHIP_PRIOR = 0.5
 
-_SERIES_BELOW = 0.1
-_SERIES_ORDER = 18
 # Above the relative rounding error of `_kl_of_gain` (about 2^-48).
 _SAFETY = 2.0**-44
 
@@ -177,19 +176,7 @@ def _stated(tokens: int, step_budget: float, worlds: int) -> Plan:
 def _kl_of_gain(gain: float, prior: float) -> float:
     """kl(prior + gain ‖ prior) = δ φ(gain/δ) + (1 − δ) φ(−gain/(1 − δ)): no cancellation, as φ ≥ 0."""
     other = 1.0 - prior
-    return prior * _phi(gain / prior) + other * _phi(-gain / other)
-
-
-def _phi(x: float) -> float:
-    """φ(x) = (1 + x) log(1 + x) − x for x ≥ −1; by its series Σ_{n≥2} (−x)ⁿ / (n(n − 1)) near 0."""
-    if x <= -1.0:
-        return 1.0
-    if abs(x) > _SERIES_BELOW:
-        return (1.0 + x) * math.log1p(x) - x
-    total = 0.0
-    for n in range(_SERIES_ORDER, 1, -1):
-        total = total * -x + 1.0 / (n * (n - 1))
-    return total * x * x
+    return prior * phi(gain / prior) + other * phi(-gain / other)
 
 
 def _round_down(value: Fraction) -> float:

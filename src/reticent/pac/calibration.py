@@ -108,6 +108,22 @@ def validated_step_budget(step_budget: float) -> float:
     return float(step_budget)
 
 
+def validated_vote_weights(vote_weights_A: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return vote weights, divided by their sum, if they are a law over at least two tokens.
+
+    Raises:
+        InvalidValueError: fewer than two tokens, a negative mass, or masses that do not sum to 1.
+    """
+    if vote_weights_A.ndim != 1 or vote_weights_A.size < 2:
+        raise InvalidValueError(f"a release needs at least two active tokens, got shape {vote_weights_A.shape}")
+    masses = vote_weights_A.tolist()
+    total = math.fsum(masses)
+    if not abs(total - 1.0) <= _MASS_TOLERANCE or not min(masses) >= 0.0:
+        raise InvalidValueError(f"vote weights must be non-negative and sum to 1, but sum to {total!r}")
+    weights_A: NDArray[np.float64] = vote_weights_A / total
+    return weights_A
+
+
 def calibrate(vote_weights_A: NDArray[np.float64], step_budget: float) -> Calibration:
     """Return the noise that holds one release to `step_budget` nats.
 
@@ -119,13 +135,7 @@ def calibrate(vote_weights_A: NDArray[np.float64], step_budget: float) -> Calibr
         InvalidValueError: fewer than two tokens, a negative mass, masses that do not sum to 1, or b out of range.
     """
     step_budget = validated_step_budget(step_budget)
-    if vote_weights_A.ndim != 1 or vote_weights_A.size < 2:
-        raise InvalidValueError(f"a release needs at least two active tokens, got shape {vote_weights_A.shape}")
-    masses = vote_weights_A.tolist()
-    total = math.fsum(masses)
-    if not abs(total - 1.0) <= _MASS_TOLERANCE or not min(masses) >= 0.0:
-        raise InvalidValueError(f"vote weights must be non-negative and sum to 1, but sum to {total!r}")
-    weights_A = vote_weights_A / total
+    weights_A = validated_vote_weights(vote_weights_A)
     if weights_A.size == 2:
         return _two_way(weights_A, step_budget)
     return _many_way(weights_A, step_budget)

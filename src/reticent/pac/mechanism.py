@@ -91,12 +91,17 @@ class GaussianMechanism:
             raise InvalidValueError(
                 f"calibrated for a step budget of {calibration.step_budget!r} nats, used at {self.step_budget!r}"
             )
-        if not 0 <= secret < index_M.size:
-            raise InvalidValueError(f"the secret must be one of the {index_M.size} worlds")
+        require_world(secret, index_M)
         normals_D = noise.standard_normal(calibration.noise_variances.size)
         noisy_A = calibration.directions @ (np.sqrt(calibration.noise_variances) * normals_D)
         noisy_A[index_M[secret]] += 1.0
         return Release(int(noisy_A.argmax()), log_likelihood(calibration, index_M, noisy_A))
+
+
+def require_world(secret: int, index_M: NDArray[np.int64]) -> None:
+    """Raise `InvalidValueError` if the secret is not one of the worlds that voted; the message does not show it."""
+    if not 0 <= secret < index_M.size:
+        raise InvalidValueError(f"the secret must be one of the {index_M.size} worlds")
 
 
 def log_likelihood(

@@ -69,7 +69,10 @@ def _cast_all(ensemble: Ensemble[C], jobs: Sequence[Job[C]], step: Step[C]) -> l
             step.ended.append((job, Ending.FAULT))
             continue
         coin_key = None if job.settings.decoder is Decoder.GREEDY else job.coins.key
-        ballot = Ballot(votes_M, job.settings.step_budget, job.request, job.step, coin_key, job.key_id)
+        settings = job.settings
+        ballot = Ballot(
+            votes_M, settings.step_budget, job.request, job.step, coin_key, job.key_id, settings.release_law
+        )
         cast.append((job, ballot))
     gone = {job for job, _ in cast if job.cancelled}
     for job in gone:

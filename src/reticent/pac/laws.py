@@ -1,0 +1,27 @@
+"""The laws by which a token may be released, as a closed set: the guarantee is proved for these and no others."""
+
+from enum import StrEnum
+from typing import Any
+
+from reticent.pac.mechanism import GaussianMechanism, Mechanism
+from reticent.pac.mixture import MixtureMechanism
+
+
+class ReleaseLaw(StrEnum):
+    """How the realised world's vote becomes a token. Both laws are held to the same charge, fixed beforehand."""
+
+    GAUSSIAN = "gaussian"
+    """Gaussian noise on the one-hot vote, then the largest coordinate (arXiv 2609.05676)."""
+    MIXTURE = "mixture"
+    """The vote itself with a small probability, else a draw from the posterior's law of votes."""
+
+
+def mechanism_for(law: ReleaseLaw, step_budget: float) -> Mechanism[Any]:
+    """Return the mechanism of a law at a step budget b in nats.
+
+    Raises:
+        InvalidValueError: the budget is out of range.
+    """
+    if law is ReleaseLaw.MIXTURE:
+        return MixtureMechanism(step_budget)
+    return GaussianMechanism(step_budget)

@@ -1,0 +1,208 @@
+"""The mixture release: the realised world's vote now and then, otherwise a draw from the posterior's law of votes.
+
+With q the posterior mass behind each active token, and v_S the realised world's vote,
+
+    P(Y = y | v_S) = α 1[y = v_S] + (1 − α) q_y.
+
+The law of Y is exactly q, whatever α is: unlike the Gaussian release, which hands a single dissenting world half of the
+say, it preserves the noiseless mixture of the worlds. Its channel is explicit, so that α can be set by the *exact*
+information rather than by a bound on it, and the posterior is updated from the released token alone.
+
+Formal guarantee. With x_c = α (1 − q_c) / q_c and φ(x) = (1 + x) log(1 + x) − x,
+
+    I(S; Y | history) = H(q) − Σ_c q_c H(α e_c + (1 − α) q) = Σ_c q_c [q_c φ(x_c) + (1 − q_c) φ(−α)] ≤ b,
+
+where all terms of the second sum are non-negative, so nothing cancels. It grows with α from 0 to H(q); α is the end of
+a search whose every stop lies on the private side. For α far below every mass, I = α² (a − 1) / 2 to leading order, so
+α ≈ √(2b / (a − 1)); tokens of smaller mass leak less than that, and α is larger. Always √(b / (a − 1)) ≤ α.
+
+| case | outcome |
+|---|---|
+| H(q) ≤ b | α = 1: the vote itself is released, and worlds that voted otherwise have posterior 0 from then on |
+| α < 1 | no world becomes impossible |
+| a mass that is 0 in float64 | taken as 2^-1000 |
+| one active token | no calibration: the votes are unanimous, see `curator` |
+
+Shape suffixes: M worlds, A active tokens.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reticent.errors import InvalidValueError
+from reticent.pac._divergence import phi
+from reticent.pac.calibration import validated_step_budget, validated_vote_weights
+from reticent.pac.mechanism import Release, require_world
+from reticent.randomness import NoiseSource
+
+_LEAST_MASS = 2.0**-1000
+# Far above the rounding of the sum above (about A · 2^-52) and of the uniforms, far below anything that matters.
+_SAFETY = 2.0**-40
+# The share of the budget that the search may leave unused.
+_SLACK = 2.0**-32
+_MAX_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MixtureCalibration:
+    """The law of one release. It derives from the posterior, so its repr shows none of it.
+
+    Attributes:
+        step_budget: b, in nats.
+        vote_weights: q, the posterior mass behind each active token, all positive, float64[A].
+        keep_probability: α, the chance that the realised world's vote is released as it is, in (0, 1].
+    """
+
+    step_budget: float
+    vote_weights: NDArray[np.float64]
+    keep_probability: float
+
+    @property
+    def num_active(self) -> int:
+        """The number of active tokens, a."""
+        return self.vote_weights.size
+
+    def __repr__(self) -> str:
+        return f"MixtureCalibration(num_active={self.num_active}, step_budget={self.step_budget!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureMechanism:
+    """Release the realised world's vote with probability α, and otherwise a draw from q.
+
+    Attributes:
+        step_budget: b, in nats.
+
+    Raises:
+        InvalidValueError: the budget is out of range.
+    """
+
+    step_budget: float
+
+    def __post_init__(self) -> None:
+        validated_step_budget(self.step_budget)
+
+    def calibrate(self, vote_weights_A: NDArray[np.float64]) -> MixtureCalibration:
+        """Return the law that holds one release to the step budget.
+
+        Args:
+            vote_weights_A: q, the posterior mass behind each of a ≥ 2 active tokens, float64[A]; zeros are allowed.
+
+        Raises:
+            InvalidValueError: fewer than two tokens, a negative mass, or masses that do not sum to 1.
+        """
+        weights_A = np.maximum(validated_vote_weights(vote_weights_A), _LEAST_MASS)
+        return MixtureCalibration(self.step_budget, weights_A, _largest_keep_probability(weights_A, self.step_budget))
+
+    def release(
+        self, index_M: NDArray[np.int64], calibration: MixtureCalibration, secret: int, noise: NoiseSource
+    ) -> Release:
+        """Draw Y, by the same steps whatever S is; the secret selects one row.
+
+        Args:
+            index_M: each world's vote as an index among the active tokens, int64[m].
+            calibration: this mechanism's calibration for the posterior mass behind those tokens.
+            secret: S, in [0, m).
+            noise: the source of two uniforms.
+
+        Raises:
+            InvalidValueError: the calibration is for another budget, or the secret is not a world.
+        """
+        if calibration.step_budget != self.step_budget:
+            raise InvalidValueError(
+                f"calibrated for a step budget of {calibration.step_budget!r} nats, used at {self.step_budget!r}"
+            )
+        require_world(secret, index_M)
+        keep, position = noise.uniform(2).tolist()
+        drawn = _draw(calibration.vote_weights, position)
+        released = int(index_M[secret]) if keep <= calibration.keep_probability else drawn
+        return Release(released, mixture_log_likelihood(calibration, index_M, released))
+
+
+def mixture_log_likelihood(
+    calibration: MixtureCalibration, index_M: NDArray[np.int64], released: int
+) -> NDArray[np.float64]:
+    """Return log P(Y = y | v_j) − log q_y for each world j, float64[m].
+
+    That is log(1 + α (1 − q_y) / q_y) for the worlds that voted for the released token y, and log(1 − α) for all
+    others, −∞ where α = 1.
+    """
+    keep, weights_A = calibration.keep_probability, calibration.vote_weights
+    other_mass = _sum_without(weights_A.tolist(), released)
+    others = math.log1p(-keep) if keep < 1.0 else -math.inf
+    per_token_A = np.full(weights_A.size, others)
+    per_token_A[released] = math.log1p(keep * other_mass / float(weights_A[released]))
+    by_world_M: NDArray[np.float64] = per_token_A[index_M]
+    return by_world_M
+
+
+def mixture_information_nats(vote_weights_A: NDArray[np.float64], keep_probability: float) -> float:
+    """Return I(S; Y | history) of the mixture release, exact up to rounding, in nats.
+
+    Args:
+        vote_weights_A: q, positive and summing to 1, float64[A].
+        keep_probability: α, in [0, 1].
+    """
+    masses = vote_weights_A.tolist()
+    return _information(masses, [_sum_without(masses, c) for c in range(len(masses))], keep_probability)
+
+
+def _information(masses: list[float], rests: list[float], keep: float) -> float:
+    """The sum of the module's docstring; `rests` holds 1 − q_c, each summed from the other masses."""
+    away = phi(-keep)
+    return math.fsum(
+        mass * (mass * phi(keep * rest / mass) + rest * away) for mass, rest in zip(masses, rests, strict=True)
+    )
+
+
+def _slope(masses: list[float], rests: list[float], keep: float) -> float:
+    """dI/dα = Σ_c q_c (1 − q_c) (log(1 + x_c) − log(1 − α)), for α < 1."""
+    away = math.log1p(-keep)
+    return math.fsum(
+        mass * rest * (math.log1p(keep * rest / mass) - away) for mass, rest in zip(masses, rests, strict=True)
+    )
+
+
+def _largest_keep_probability(weights_A: NDArray[np.float64], step_budget: float) -> float:
+    """The largest α whose information is within the budget, short of it by a share of at most `_SLACK`.
+
+    `low` is private throughout, so that whatever ends the search, the answer is. It starts at √(b / (a − 1)), which is
+    private because φ(x) ≤ x²/2 for x ≥ 0 and φ(−α) ≤ α². The steps are Newton's for log I as a function of log α, whose
+    slope lies between 1 and 2, towards the middle of the admitted range; outside the bracket, they are bisections.
+    """
+    masses = weights_A.tolist()
+    rests = [_sum_without(masses, c) for c in range(len(masses))]
+    target = step_budget * (1.0 - _SAFETY)
+    if _information(masses, rests, 1.0) <= target:
+        return 1.0
+    low = keep = math.sqrt(target / (len(masses) - 1)) * (1.0 - _SAFETY)
+    high = 1.0
+    for _ in range(_MAX_STEPS):
+        nats = _information(masses, rests, keep)
+        if nats > target:
+            high = keep
+        else:
+            low = keep
+            if nats >= target * (1.0 - _SLACK):
+                break
+        step = keep * (target * (1.0 - 0.5 * _SLACK) / nats) ** (nats / (keep * _slope(masses, rests, keep)))
+        keep = step if low < step < high else math.sqrt(low * high)
+    return low
+
+
+def _sum_without(masses: list[float], left_out: int) -> float:
+    """1 − q_c, without the cancellation where q_c is nearly 1."""
+    return math.fsum(masses[:left_out] + masses[left_out + 1 :])
+
+
+def _draw(weights_A: NDArray[np.float64], position: float) -> int:
+    """The token at a uniform `position` in (0, 1] of the cumulated masses, lightest first.
+
+    In that order every mass keeps its relative precision; a light one cumulated onto heavier ones would be lost.
+    """
+    order_A = weights_A.argsort(kind="stable")
+    cumulated_A = weights_A[order_A].cumsum()
+    return int(order_A[cumulated_A.searchsorted(position * cumulated_A[-1])])
