@@ -105,6 +105,28 @@ class TokenSignals:
         return self.rank == 0
 
 
+class Scorer(Protocol):
+    """One model that says how likely each token of a text is.
+
+    What it says of a text depends on nothing but the text: not on the others it is asked about together, nor on their
+    order.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal SHA-256 over all that a score depends on: weights, adapter, tokenizer, template, type."""
+        ...
+
+    @property
+    def is_white_box(self) -> bool:
+        """Whether the model's parameters are at hand, for attacks that need its gradients."""
+        ...
+
+    def score(self, texts: Sequence[str]) -> list[TokenSignals | None]:
+        """The signals of each text, in order; None for a text of which no token is predicted."""
+        ...
+
+
 class Progress(Protocol):
     """Where long work reports what it does."""
 
