@@ -210,7 +210,9 @@ def plant(
     present = {record.text for record in records}
     taken = [canary.id for canary in canaries if canary.text in present]
     if taken:
-        raise AuditError(f"canary {taken[0]} is in the corpus already; plant into the original corpus, or change --seed")
+        raise AuditError(
+            f"canary {taken[0]} is in the corpus already; plant into the original corpus, or change --seed"
+        )
     rows = [{"text": record.text, "canary": None, "unit": record.unit} for record in records]
     copies = [
         {"text": canary.text, "canary": canary.id, "unit": f"canary {canary.id}"}

@@ -11,6 +11,7 @@ Only hashes leave this module: no message quotes a text.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reticent.audit.results import NearDuplicate
 from reticent.corpus import NEAR_DUPLICATE_THRESHOLD, text_hash
 from reticent.deduplication import DisjointSets, join_near_duplicates
 from reticent.errors import AuditError
@@ -48,14 +49,6 @@ class TextSet:
         return cls(tuple(distinct.values()), tuple(distinct), len(texts) - len(distinct))
 
 
-@dataclass(frozen=True)
-class NearDuplicate:
-    """A non-member and the first member it is connected to by near-duplicates."""
-
-    member_hash: str
-    nonmember_hash: str
-
-
 def refuse_shared_texts(members: TextSet, nonmembers: TextSet) -> None:
     """Check that no text is both a member and a non-member.
 
@@ -75,7 +68,8 @@ def near_duplicates(
 ) -> tuple[NearDuplicate, ...]:
     """Find the non-members that nearly repeat a member, in the order of the non-members.
 
-    Near-duplication is closed transitively, through texts of either set; each non-member is named once.
+    Near-duplication is closed transitively, through texts of either set. Each non-member is named once, with the first
+    member it is connected to.
 
     Args:
         members: one side.
@@ -91,7 +85,7 @@ def near_duplicates(
     # The smallest position stands for its set, and members come first.
     roots = [sets.find(num_members + position) for position in range(len(nonmembers.texts))]
     return tuple(
-        NearDuplicate(members.hashes[root], nonmember)
+        NearDuplicate(member_hash=members.hashes[root], nonmember_hash=nonmember)
         for root, nonmember in zip(roots, nonmembers.hashes, strict=True)
         if root < num_members
     )
