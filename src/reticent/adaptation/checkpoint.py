@@ -42,7 +42,7 @@ class Checkpoint:
                 with torch.no_grad():
                     parameter.copy_(file.get_tensor(f"{index}.parameter"))
                 optimiser.state[parameter] = {
-                    "step": torch.tensor(float(step)),
+                    "step": torch.tensor(float(step), device=parameter.device),
                     "exp_avg": file.get_tensor(f"{index}.exp_avg").to(parameter.device),
                     "exp_avg_sq": file.get_tensor(f"{index}.exp_avg_sq").to(parameter.device),
                 }

@@ -20,14 +20,13 @@ from torch import Tensor
 from reticent.adaptation.checkpoint import Checkpoint
 from reticent.adaptation.loss import chunked_cross_entropy
 from reticent.adaptation.memory import keep_freed_memory
-from reticent.adaptation.schedule import Schedule
+from reticent.adaptation.schedule import Schedule, learning_rate_at
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.adaptation.texts import EncodedTexts
 from reticent.adaptation.trunk import FrozenTrunk
 from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer, group_by_layer, select_modules
 from reticent.ensemble.forward import BatchedDecoder
 
-_WARMUP_SHARE = 0.05
 _MAX_GRADIENT_NORM = 1.0
 _INIT_STREAM = 2
 
@@ -102,7 +101,7 @@ class MultiWorldTrainer:
         for step in range(first_step, schedule.num_steps):
             if step % schedule.steps_per_epoch == 0:
                 totals.zero_()
-            optimiser.param_groups[0]["lr"] = self._learning_rate_at(step, schedule.num_steps)
+            optimiser.param_groups[0]["lr"] = learning_rate_at(step, schedule.num_steps, self._training.learning_rate)
             num_tokens = self._step(schedule.batch(step, worlds), adapters, optimiser, totals)
             checkpoint.save_if_due(step + 1, parameters, optimiser, totals)
             on_tokens(num_tokens)
@@ -152,12 +151,6 @@ class MultiWorldTrainer:
     def _num_targets(self, records_GB: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many tokens of each record are predicted; 0 where there is no record."""
         return np.where(records_GB < 0, 0, self._texts.lengths[records_GB] - 1)
-
-    def _learning_rate_at(self, step: int, num_steps: int) -> float:
-        warmup = max(1, round(_WARMUP_SHARE * num_steps))
-        if step < warmup:
-            return self._training.learning_rate * (step + 1) / warmup
-        return self._training.learning_rate * (num_steps - step) / max(1, num_steps - warmup)
 
 
 def _clip_each_world(adapters: StackedAdapters) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ORDER_STREAM = 1
+_WARMUP_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,11 @@ def record_order(num_records: int, epoch: int, seed: int) -> NDArray[np.int64]:
     """The public order in which an epoch visits the corpus."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _ORDER_STREAM, epoch])))
     return generator.permutation(num_records)
+
+
+def learning_rate_at(step: int, num_steps: int, peak: float) -> float:
+    """The learning rate of a step, from 0: rising over the first twentieth of the steps, then falling linearly to 0."""
+    warmup = max(1, round(_WARMUP_SHARE * num_steps))
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (num_steps - step) / max(1, num_steps - warmup)
