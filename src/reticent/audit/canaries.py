@@ -16,7 +16,7 @@ Two corpora planted with the same seed, settings and records are equal byte for 
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -36,15 +36,14 @@ SCHEMA_VERSION = 1
 
 _DIGITS = tuple("0123456789")
 _CAPITALS = tuple("ABCDEFGHJKLMNPQRSTUVWXYZ")
-_WORDS = tuple(
-    (
-        "amber anchor autumn basin beacon birch bramble canyon cedar cobalt copper coral cotton cradle dagger delta "
-        "ember falcon fennel garnet ginger glacier granite harbor hazel indigo island ivory jasper juniper kettle "
-        "lagoon lantern linen magnet maple marble meadow mirror nectar nickel oasis olive onyx orchard otter pepper "
-        "pewter pillar quartz raven ribbon saddle saffron silver summit tamarind thistle timber topaz tundra velvet "
-        "walnut willow"
-    ).split()
+_NOUNS = (
+    "amber anchor autumn basin beacon birch bramble canyon cedar cobalt copper coral cotton cradle dagger delta "
+    "ember falcon fennel garnet ginger glacier granite harbor hazel indigo island ivory jasper juniper kettle "
+    "lagoon lantern linen magnet maple marble meadow mirror nectar nickel oasis olive onyx orchard otter pepper "
+    "pewter pillar quartz raven ribbon saddle saffron silver summit tamarind thistle timber topaz tundra velvet "
+    "walnut willow"
 )
+_WORDS = tuple(_NOUNS.split())
 _CONSONANTS, _VOWELS = "bdfgjklmnprstvxz", "aeiouy"
 _SYLLABLES = tuple(first + vowel + last for first in _CONSONANTS for vowel in _VOWELS for last in "kqxz")
 ALPHABETS = {"digit": _DIGITS, "capital": _CAPITALS, "word": _WORDS, "syllable": _SYLLABLES}
@@ -305,7 +304,7 @@ def _matcher(pattern: str) -> re.Pattern[str]:
     return re.compile(first + "".join(f"(?:{'|'.join(next(alphabets))}){literal}" for literal in rest))
 
 
-def _json_lines(rows: Sequence[dict[str, object]]) -> bytes:
+def _json_lines(rows: Sequence[Mapping[str, object]]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 

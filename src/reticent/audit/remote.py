@@ -129,18 +129,21 @@ class RemoteScorer:
 
     def _score_one(self, text: str) -> TokenSignals | None:
         if self.incomplete is not None:
-            return self._fail(text, f"not sent: {self.incomplete}")
+            self._note_failure(text, f"not sent: {self.incomplete}")
+            return None
         try:
             answer = self._ask(self.template.render(text))
         except ServerGoneError as gone:
             with self._lock:
                 self.incomplete = self.incomplete or f"the server had stopped answering ({gone})"
-            return self._fail(text, str(gone))
+            self._note_failure(text, str(gone))
+            return None
         except _RefusedTextError as refusal:
-            return self._fail(text, str(refusal))
+            self._note_failure(text, str(refusal))
+            return None
         return answer.signals if answer.signals.num_tokens else None
 
-    def _fail(self, text: str, reason: str) -> None:
+    def _note_failure(self, text: str, reason: str) -> None:
         with self._lock:
             self.failures[text_hash(text)] = reason
 
