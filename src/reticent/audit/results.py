@@ -1,18 +1,23 @@
-"""What an audit found, as records that go to JSON and back unchanged.
+"""What an audit found, as records that go to JSON and back unchanged, and one attack's figures from its scores.
 
-Every number is finite: scores of ±inf are counted beside the histogram, an ε that the data do not bound is absent, and
+Every number is finite: scores of ±inf are counted beside the histogram, an ε that the data do not bound is 0, and
 free-form records turn NumPy scalars into plain ones when they are made, so that writing a finished audit cannot fail.
 Texts appear by SHA-256 alone.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from reticent.audit import metrics
+from reticent.audit.attacks.registry import Attack
 
 
 def plain(value: Any) -> Any:
@@ -229,3 +234,109 @@ class AuditResult(_Record):
     warnings: tuple[str, ...] = ()
     settings: Details = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
+
+
+RATES = (0.001, 0.01, 0.05)
+"""The false-positive rates that are reported."""
+
+_NUM_BINS = 30
+_MANY_MISSING = 0.05
+
+
+def summarise_attack(
+    attack: Attack,
+    member_scores: ArrayLike,
+    nonmember_scores: ArrayLike,
+    missing: Sequence[MissingScore] = (),
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> AttackResult | SkippedAttack:
+    """One attack's figures; skipped, with the reason, where it scored fewer than two texts of either set.
+
+    Args:
+        attack: what made the scores.
+        member_scores: of the members that have one, float64[members]; ±inf is allowed.
+        nonmember_scores: of the non-members that have one.
+        missing: the texts without a score.
+        seed: of the bootstrap and of the halves on which thresholds are chosen.
+        confidence: of every interval and bound.
+
+    Raises:
+        InvalidValueError: a score is NaN.
+    """
+    members, nonmembers = np.asarray(member_scores, np.float64), np.asarray(nonmember_scores, np.float64)
+    identity = {"name": str(attack.name), "title": attack.title, "source": attack.source, "missing": tuple(missing)}
+    if min(len(members), len(nonmembers)) < 2:
+        return SkippedAttack(**identity, reason=_reason_skipped(len(members), len(nonmembers), missing))
+    area = metrics.auc(members, nonmembers)
+    low, high = metrics.bootstrap_auc_interval(members, nonmembers, seed, confidence)
+    advantage = metrics.membership_advantage(members, nonmembers, seed, confidence)
+    bound = metrics.split_half_epsilon(members, nonmembers, seed, confidence)
+    fpr, tpr = metrics.roc_curve(members, nonmembers)
+    return AttackResult(
+        **identity,
+        auc=Estimate(value=area, low=low, high=high, confidence=confidence),
+        rates=tuple(_rate(members, nonmembers, rate, confidence) for rate in RATES),
+        advantage=Estimate(value=advantage[0], low=advantage[1], high=advantage[2], confidence=confidence),
+        epsilon=EpsilonBound(
+            low=bound.epsilon,
+            confidence=confidence,
+            delta=0.0,
+            true_positives=bound.true_positives,
+            num_members=bound.num_members,
+            false_positives=bound.false_positives,
+            num_nonmembers=bound.num_nonmembers,
+        ),
+        num_members=len(members),
+        num_nonmembers=len(nonmembers),
+        roc=RocCurve(fpr=tuple(fpr.tolist()), tpr=tuple(tpr.tolist())),
+        histogram=_histogram(members, nonmembers),
+        warnings=tuple(_warnings(members, nonmembers, missing, area)),
+    )
+
+
+def _reason_skipped(num_members: int, num_nonmembers: int, missing: Sequence[MissingScore]) -> str:
+    reason = f"it scored {num_members} members and {num_nonmembers} non-members, and two of each are needed"
+    if not missing:
+        return reason
+    [(commonest, count)] = Counter(entry.reason for entry in missing).most_common(1)
+    return f"{reason}; {count} texts have no score because {commonest}"
+
+
+def _rate(members: NDArray[np.float64], nonmembers: NDArray[np.float64], fpr: float, confidence: float) -> RateAtFpr:
+    reason = metrics.unavailable_rate(fpr, len(nonmembers))
+    if reason is not None:
+        return RateAtFpr(fpr=fpr, unavailable=reason)
+    value, low, high = metrics.tpr_at_fpr(members, nonmembers, fpr, confidence)
+    return RateAtFpr(fpr=fpr, tpr=Estimate(value=value, low=low, high=high, confidence=confidence))
+
+
+def _histogram(members: NDArray[np.float64], nonmembers: NDArray[np.float64]) -> ScoreHistogram:
+    finite = np.concatenate([members[np.isfinite(members)], nonmembers[np.isfinite(nonmembers)]])
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    # A range that rounding could have made is no range: bins narrower than a float's spacing do not exist.
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        margin = max(0.5, abs(low) / 2)
+        low, high = low - margin, high + margin
+    edges = np.linspace(low, high, _NUM_BINS + 1)
+    return ScoreHistogram(
+        edges=tuple(edges.tolist()),
+        members=tuple(np.histogram(members[np.isfinite(members)], edges)[0].tolist()),
+        nonmembers=tuple(np.histogram(nonmembers[np.isfinite(nonmembers)], edges)[0].tolist()),
+        members_infinite=(int(np.isneginf(members).sum()), int(np.isposinf(members).sum())),
+        nonmembers_infinite=(int(np.isneginf(nonmembers).sum()), int(np.isposinf(nonmembers).sum())),
+    )
+
+
+def _warnings(
+    members: NDArray[np.float64], nonmembers: NDArray[np.float64], missing: Sequence[MissingScore], area: float
+) -> Iterator[str]:
+    if metrics.constant_scores(members, nonmembers):
+        yield "all texts have the same score: the attack decided nothing"
+    separation = metrics.separation_warning(area)
+    if separation is not None:
+        yield separation
+    for name, scores, is_member in (("members", members, True), ("non-members", nonmembers, False)):
+        without = sum(entry.is_member == is_member for entry in missing)
+        if without > _MANY_MISSING * (without + len(scores)):
+            yield f"{without} of {without + len(scores)} {name} have no score; the figures are of the others"
