@@ -7,15 +7,18 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     BloomConfig,
     GPT2Config,
     GPTJConfig,
     LlamaConfig,
     OPTConfig,
     PreTrainedTokenizerFast,
+    T5Config,
 )
 
 FAMILIES = ("llama", "gpt2", "opt", "bloom", "gptj")
+ADAPTABLE_FAMILIES = (*FAMILIES, "t5")
 VOCABULARY = 258  # all bytes, then a beginning and an end of text
 BOS, EOS = 256, 257
 CONTEXT = 96
@@ -50,6 +53,17 @@ def tiny_config(family: str, layers: int = 3, **overrides: Any) -> Any:
         "gptj": lambda **kw: GPTJConfig(
             n_embd=48, n_layer=layers, n_head=4, n_positions=CONTEXT, rotary_dim=8, tie_word_embeddings=False, **kw
         ),
+        "t5": lambda **kw: T5Config(
+            d_model=48,
+            d_kv=12,
+            d_ff=80,
+            num_layers=layers,
+            num_decoder_layers=layers,
+            num_heads=4,
+            decoder_start_token_id=EOS,
+            dropout_rate=0.0,
+            **kw,
+        ),
     }
     return configs[family](**common, **overrides)
 
@@ -57,7 +71,8 @@ def tiny_config(family: str, layers: int = 3, **overrides: Any) -> Any:
 def build_tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
     """A model whose every parameter, biases and norms included, is random, so that none can be overlooked."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
+    config = tiny_config(family, **overrides)
+    model = (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,5 +1,6 @@
 """Settings that determine adapters. They go into a run's manifest, and a resumed run must have the same."""
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +33,49 @@ class LoraSettings(BaseModel):
     alpha: float = Field(default=16.0, gt=0)
     target_modules: tuple[str, ...] = (ATTENTION_MODULES,)
     num_top_layers: int | None = Field(default=None, ge=1)
+
+
+class Technique(StrEnum):
+    """A way to adapt a language model to texts."""
+
+    FULL = "full"
+    LORA = "lora"
+    ADAPTER_H = "adapter-h"
+    ADAPTER_P = "adapter-p"
+    PARALLEL = "parallel"
+    PREFIX = "prefix"
+    P_TUNING = "p-tuning"
+    PROMPT = "prompt"
+    IA3 = "ia3"
+    ICL = "icl"
+
+
+class TechniqueSettings(BaseModel):
+    """Sizes of every technique; each reads its own. The defaults are PrivAuditor's.
+
+    Attributes:
+        rank: LoRA's inner dimension.
+        alpha: LoRA's product is multiplied by alpha / rank.
+        dropout: on what LoRA and the bottleneck adapters read, while training.
+        target_modules: what LoRA adapts: last parts of module paths, or `attention`, or `all-linear`.
+        bottleneck: inner dimension of the three bottleneck adapters.
+        parallel_scale: what the parallel adapter's output is multiplied by (He et al. 2022, section 4.6: 4).
+        prefix_tokens: keys and values that prefix tuning puts before a text, in every block.
+        p_tuning_tokens: virtual tokens of P-tuning.
+        prompt_tokens: virtual tokens of prompt tuning.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int = Field(default=8, ge=1)
+    alpha: float = Field(default=16.0, gt=0, allow_inf_nan=False)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: tuple[str, ...] = (ATTENTION_MODULES,)
+    bottleneck: int = Field(default=256, ge=1)
+    parallel_scale: float = Field(default=4.0, gt=0, allow_inf_nan=False)
+    prefix_tokens: int = Field(default=30, ge=1)
+    p_tuning_tokens: int = Field(default=20, ge=1)
+    prompt_tokens: int = Field(default=8, ge=1)
 
 
 class TrainingSettings(BaseModel):

@@ -1,0 +1,298 @@
+"""Ten ways to adapt a language model, behind one set of functions: attach, score with, save, load, detach.
+
+An adapted module is called like the `transformers` model it is made from, and its logits end with one row for each
+token it was given (`num_virtual_rows` says how many rows come before). Only the technique's own parameters train.
+
+    full        every parameter of the model
+    lora        LoRA (arXiv 2106.09685), by PEFT
+    adapter-h   bottleneck after self-attention and after the feed-forward part (Houlsby et al. 2019)
+    adapter-p   bottleneck after the feed-forward part (Pfeiffer et al. 2021)
+    parallel    bottleneck beside the feed-forward part (He et al. 2022)
+    prefix      trained keys and values before the text (Li and Liang 2021), by PEFT
+    p-tuning    virtual tokens made by a small network (arXiv 2103.10385), by PEFT
+    prompt      virtual tokens (Lester et al. 2021), by PEFT
+    ia3         rescaled keys, values and feed-forward activations (arXiv 2205.05638), by PEFT; where a model computes
+                query, key and value in one projection, the query is rescaled with them
+    icl         demonstrations before the text, no training
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import nn
+
+from reticent.adaptation.bottleneck import BottleneckModel, Placement
+from reticent.adaptation.checkpoint import save_tensors
+from reticent.adaptation.in_context import InContextModel, load_demonstrations, save_demonstrations
+from reticent.adaptation.peft_techniques import (
+    CHECKPOINTED_PREFIX,
+    PEFT_TECHNIQUES,
+    attach_peft,
+    detach_peft,
+    load_peft,
+    num_prompt_rows,
+    peft_parameters,
+    save_peft,
+)
+from reticent.adaptation.settings import Technique, TechniqueSettings
+from reticent.errors import InvalidValueError, ModelError
+
+__all__ = [
+    "Technique",
+    "TechniqueSettings",
+    "attach",
+    "attach_demonstrations",
+    "detach",
+    "disabled",
+    "enable_gradient_checkpointing",
+    "load_technique",
+    "num_trainable",
+    "num_virtual_rows",
+    "parse_technique",
+    "positions_taken",
+    "save_technique",
+    "technique_parameters",
+]
+
+BOTTLENECK_NAME = "bottleneck.safetensors"
+_PLACEMENTS = {
+    Technique.ADAPTER_H: Placement.HOULSBY,
+    Technique.ADAPTER_P: Placement.PFEIFFER,
+    Technique.PARALLEL: Placement.PARALLEL,
+}
+
+
+def parse_technique(name: str) -> Technique:
+    """The technique of that name.
+
+    Raises:
+        InvalidValueError: there is none; the message lists the names.
+    """
+    try:
+        return Technique(name)
+    except ValueError:
+        raise InvalidValueError(f"technique {name!r} is none of {', '.join(Technique)}") from None
+
+
+def attach(model: Any, technique: Technique, settings: TechniqueSettings, *, seed: int = 0) -> nn.Module:
+    """Adapt a base model: its parameters are frozen, the technique's are new and train.
+
+    Full fine-tuning returns the model itself, all of it training. The model stays in the mode, training or evaluation,
+    that it is in. Adapters are float32 whatever the base is. The global random state is left as it was.
+
+    Args:
+        model: a `transformers` causal or encoder-decoder model, changed in place until `detach`.
+        technique: which; in-context learning has no parameters and is `attach_demonstrations`.
+        settings: the sizes.
+        seed: of the adapters' first weights.
+
+    Raises:
+        ModelError: the model is adapted already, or has parts that are not understood.
+        InvalidValueError: the settings name modules that the model does not have, or the technique trains nothing.
+    """
+    _refuse_adapted(model)
+    if technique is Technique.ICL:
+        raise InvalidValueError("in-context learning attaches demonstrations, not parameters")
+    if technique is Technique.FULL:
+        return _as_module(model.requires_grad_(requires_grad=True))
+    with _seeded(model, seed):
+        if technique in PEFT_TECHNIQUES:
+            return _as_module(attach_peft(model.requires_grad_(requires_grad=False), technique, settings))
+        return BottleneckModel(
+            model,
+            _PLACEMENTS[technique],
+            width=settings.bottleneck,
+            scale=settings.parallel_scale,
+            dropout=settings.dropout,
+        )
+
+
+def attach_demonstrations(model: Any, demonstrations: Sequence[NDArray[np.int64]], begin_id: int | None) -> nn.Module:
+    """Adapt a base model by demonstrations; see `in_context.InContextModel`.
+
+    Raises:
+        ModelError: the model is adapted already.
+        InvalidValueError: there is no demonstration.
+    """
+    _refuse_adapted(model)
+    return InContextModel(model, demonstrations, begin_id)
+
+
+def detach(module: nn.Module) -> Any:
+    """Take a technique off and return the base, which then computes what it did before, bit for bit.
+
+    Raises:
+        InvalidValueError: full fine-tuning changed the base itself, so only loading it again restores it.
+    """
+    if isinstance(module, BottleneckModel):
+        return module.remove()
+    if isinstance(module, InContextModel):
+        return module.base
+    if _is_peft(module):
+        return detach_peft(module)
+    raise InvalidValueError("full fine-tuning cannot be taken off a model: load the base again")
+
+
+@contextmanager
+def disabled(module: nn.Module) -> Iterator[nn.Module]:
+    """Within this context the module computes what its base does, and its logits have no virtual rows.
+
+    Raises:
+        InvalidValueError: the module is a full fine-tuning, which has no base beneath it.
+    """
+    if isinstance(module, BottleneckModel | InContextModel):
+        with module.disabled():
+            yield module
+    elif _is_peft(module):
+        peft: Any = module
+        with peft.disable_adapter():
+            yield module
+    else:
+        raise InvalidValueError("full fine-tuning cannot be switched off: load the base model beside it")
+
+
+def num_virtual_rows(module: nn.Module) -> int:
+    """How many leading rows of the logits belong to no token of the text: virtual tokens or demonstrations."""
+    if isinstance(module, InContextModel):
+        return 0 if module.base.config.is_encoder_decoder else module.num_tokens
+    return num_prompt_rows(module) if _is_peft(module) else 0
+
+
+def positions_taken(module: nn.Module) -> int:
+    """How many positions of the base's context a technique takes from the text (from the encoder's input, for T5)."""
+    if isinstance(module, InContextModel):
+        return module.num_tokens
+    config: Any = module.active_peft_config if _is_peft(module) else None
+    return int(config.num_virtual_tokens) if config is not None and config.is_prompt_learning else 0
+
+
+def technique_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that a technique adds and its forward reads, frozen or not; all of them for full fine-tuning."""
+    if isinstance(module, BottleneckModel):
+        return list(module.adapters.parameters())
+    if isinstance(module, InContextModel):
+        return []
+    return peft_parameters(module) if _is_peft(module) else list(module.parameters())
+
+
+def num_trainable(module: nn.Module) -> int:
+    """How many numbers train now."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def enable_gradient_checkpointing(module: nn.Module) -> None:
+    """Compute activations again in the backward pass rather than keep them.
+
+    Raises:
+        ModelError: prefix tuning, which loses its prefix that way.
+    """
+    config: Any = module.active_peft_config if _is_peft(module) else None
+    if config is not None and config.peft_type == "PREFIX_TUNING":
+        raise ModelError(CHECKPOINTED_PREFIX)
+    base: Any = module
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def save_technique(module: nn.Module, technique: Technique, settings: TechniqueSettings, folder: Path) -> None:
+    """Write what a technique trained into a folder that exists.
+
+    A whole model for full fine-tuning, a folder that PEFT reads, `bottleneck.safetensors`, or `demonstrations.npz`.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    if technique is Technique.FULL:
+        whole: Any = module
+        whole.save_pretrained(folder)
+    elif isinstance(module, InContextModel):
+        save_demonstrations(module, folder)
+    elif isinstance(module, BottleneckModel):
+        metadata = {"technique": str(technique), "scale": str(settings.parallel_scale)}
+        save_tensors(folder / BOTTLENECK_NAME, module.adapter_tensors(), metadata)
+    else:
+        save_peft(module, folder)
+
+
+def load_technique(base_model: Any, technique: Technique, settings: TechniqueSettings, folder: Path) -> nn.Module:
+    """Put what `save_technique` wrote on a base model; everything frozen, in evaluation mode.
+
+    Args:
+        base_model: the base, changed in place until `detach`. Full fine-tuning takes the place of its weights.
+        technique: what the folder holds.
+        settings: the sizes it was made with.
+        folder: what `save_technique` wrote.
+
+    Raises:
+        ModelError: the folder is missing or damaged, or does not fit the base.
+    """
+    _refuse_adapted(base_model)
+    if technique is Technique.ICL:
+        module: Any = load_demonstrations(base_model, folder)
+    elif technique in PEFT_TECHNIQUES:
+        module = load_peft(base_model, folder)
+    elif technique is Technique.FULL:
+        module = _load_full(base_model, folder)
+    else:
+        path = folder / BOTTLENECK_NAME
+        try:
+            tensors = safetensors.torch.load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} holds no bottleneck adapters: {error}") from None
+        module = attach(base_model, technique, settings)
+        try:
+            module.load_adapter_tensors(tensors)
+        except ModelError:
+            module.remove()
+            raise
+    return _as_module(module.eval().requires_grad_(requires_grad=False))
+
+
+def _load_full(base_model: Any, folder: Path) -> Any:
+    paths = sorted(folder.glob("*.safetensors"))
+    try:
+        tensors = {name: tensor for path in paths for name, tensor in safetensors.torch.load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{folder} cannot be read as a fine-tuned model: {error}") from None
+    shapes = {name: tensor.shape for name, tensor in base_model.state_dict().items()}
+    strange = sorted(name for name, tensor in tensors.items() if shapes.get(name) != tensor.shape)
+    missing = base_model.load_state_dict(tensors, strict=False).missing_keys if not strange else []
+    # A matrix that two modules share is stored under one of its names.
+    stored = {base_model.state_dict()[name].data_ptr() for name in tensors if name in shapes}
+    strange += [name for name in missing if base_model.state_dict()[name].data_ptr() not in stored]
+    if strange or not tensors:
+        raise ModelError(
+            f"{folder} is not a fine-tuning of this base: {strange[0] if strange else 'it holds no weights'}"
+        )
+    return base_model
+
+
+def _refuse_adapted(model: Any) -> None:
+    if isinstance(model, BottleneckModel | InContextModel) or _is_peft(model):
+        raise ModelError("this model is adapted already; take that technique off before another is put on")
+
+
+def _is_peft(module: nn.Module) -> bool:
+    from peft import PeftModel
+
+    return isinstance(module, PeftModel)
+
+
+def _as_module(module: Any) -> nn.Module:
+    assert isinstance(module, nn.Module)
+    return module
+
+
+@contextmanager
+def _seeded(model: Any, seed: int) -> Iterator[None]:
+    """Fix the random state within, for PEFT draws from the global one, and put it back."""
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
