@@ -43,6 +43,7 @@ RULES = (
     Rule(LEVEL_ONE, inside=LEVEL_ONE, outside=NUMERIC),
     Rule(("pac",), inside=(*LEVEL_ONE, "pac"), outside=NUMERIC, pure=True),
     Rule(("worlds.assignment", "baselines.rdp"), inside=LEVEL_ONE, outside=NUMERIC, pure=True),
+    Rule(("baselines.controls", "baselines.nonprivate"), inside=(*LEVEL_ONE, "baselines"), outside=NUMERIC, pure=True),
     Rule(("audit.metrics",), inside=(*LEVEL_ONE, "audit.metrics"), outside=NUMERIC, pure=True),
     Rule(("audit.attacks",), inside=(*LEVEL_ONE, "audit.attacks"), outside=NUMERIC, pure=True),
     Rule(("_files",), inside=LEVEL_ONE, outside=()),
