@@ -23,6 +23,10 @@ class ModelError(ReticentError):
     """A base model cannot be found, read or batched."""
 
 
+class TrainingError(ReticentError):
+    """Training cannot go on: the loss is no longer a number."""
+
+
 class RunDirectoryError(ReticentError):
     """A run directory is missing, half-built, damaged, from another base or from a newer schema."""
 

@@ -118,7 +118,7 @@ def epsilon_spent(noise_multiplier: float, delta: float, sample_rate: float, num
 class PerRecordGradients:
     """Gradients of each record of a batch apart, through Opacus' hooks on a module's trainable parameters.
 
-    While the context is open a backward pass of a *sum* of losses over records leaves each parameter's gradients of
+    Until `close` a backward pass of a *sum* of losses over records leaves each parameter's gradients of
     the batch's records, [B, *shape], in its `grad_sample`; `take` reads and clears them.
 
     Raises:
@@ -139,12 +139,6 @@ class PerRecordGradients:
                 f"per-record gradients are not possible for this model and technique ({error}); try --technique lora"
             ) from None
 
-    def __enter__(self) -> "PerRecordGradients":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hooked.to_standard_module()
-
     def take(self, num_records: int) -> list[Tensor]:
         """The gradients of the last backward pass, [B, *shape] for each trainable parameter, cleared.
 
@@ -163,6 +157,10 @@ class PerRecordGradients:
             parameter.grad = None
             gradients.append(found)
         return gradients
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        self._hooked.to_standard_module()
 
 
 def check_per_record_gradients(gradients: Sequence[Tensor], one_by_one: Sequence[Sequence[Tensor]]) -> None:
@@ -193,7 +191,8 @@ def add_clipped(sums: Sequence[Tensor], gradients: Sequence[Tensor], max_norm: f
         gradients: [B, *shape] for each parameter, float32.
         max_norm: C.
     """
-    norms_B = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    norms_PB = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients])
+    norms_B = torch.linalg.vector_norm(norms_PB, dim=0)
     # The small addition keeps rounding from leaving a norm above C.
     factors_B = (max_norm / (norms_B * (1.0 + 1e-6) + 1e-12)).clamp(max=1.0)
     for total, gradient in zip(sums, gradients, strict=True):
@@ -216,7 +215,7 @@ def poisson_sample(num_records: int, sample_rate: float, noise: NoiseSource) -> 
 
 
 def _norm(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.stack([tensor.norm() for tensor in tensors]).norm()
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
 
 
 def _discretisation(noise_multiplier: float) -> float:

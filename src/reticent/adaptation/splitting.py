@@ -65,7 +65,9 @@ def split_records(records: Sequence[Record], settings: SplitSettings) -> Split:
 
 def _take(groups: list[NDArray[np.int64]], count: int) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
     """Take groups in order, each that still fits, up to `count` records; returns the records, and the other groups."""
-    taken, left, size = [], [], 0
+    taken: list[NDArray[np.int64]] = []
+    left: list[NDArray[np.int64]] = []
+    size = 0
     for group in groups:
         fits = size + len(group) <= count
         (taken if fits else left).append(group)

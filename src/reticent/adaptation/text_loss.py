@@ -37,11 +37,11 @@ class TextLoss:
     """
 
     def __init__(self, module: nn.Module, num_virtual_rows: int, *, in_chunks: bool = True) -> None:
-        self._module = module
+        self._module: Any = module
         self._num_virtual_rows = num_virtual_rows
-        self._config: Any = module.config
+        self._config = self._module.config
         self._is_encoder_decoder = bool(self._config.is_encoder_decoder)
-        self._head: nn.Module = module.get_output_embeddings()  # type: ignore[operator]
+        self._head: Any = self._module.get_output_embeddings()
         if self._head is None:
             raise ModelError("this model has no vocabulary projection, so it has no next-token loss")
         self._in_chunks = in_chunks and self._nothing_follows_the_head()
@@ -81,12 +81,8 @@ class TextLoss:
         def chunk_losses(hidden: Tensor, targets: Tensor) -> Tensor:
             return cross_entropy(self._head(hidden).float(), targets, reduction="none")
 
-        losses_N = torch.cat(
-            [
-                checkpoint(chunk_losses, hidden, targets, use_reentrant=False)
-                for hidden, targets in zip(hidden_ND.split(_ROWS_AT_ONCE), targets_N.split(_ROWS_AT_ONCE), strict=True)
-            ]
-        )
+        chunks = zip(torch.split(hidden_ND, _ROWS_AT_ONCE), torch.split(targets_N, _ROWS_AT_ONCE), strict=True)
+        losses_N = torch.cat([checkpoint(chunk_losses, *chunk, use_reentrant=False) for chunk in chunks])
         return (losses_N * weights_N).sum(), losses_N.detach()
 
     def _hidden(self, batch: dict[str, Tensor]) -> Tensor:
