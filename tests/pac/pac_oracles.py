@@ -6,9 +6,12 @@ nothing here is taken from the package's own formulas.
 
 from itertools import pairwise
 
+import mpmath
 import numpy as np
 from scipy import stats
 from scipy.special import logsumexp, rel_entr
+
+from reticent.randomness import SeededNoise
 
 REVEALED = 1e-24
 """A noise variance so small that the direction is revealed."""
@@ -96,6 +99,55 @@ class FixedNormals:
 
     def secret_index(self, num_worlds):
         return self.secret
+
+
+class FixedUniforms:
+    """A noise source that hands out the same given uniforms at every draw, for tests."""
+
+    is_secure = False
+
+    def __init__(self, *uniforms):
+        self.uniforms = np.array(uniforms, dtype=np.float64)
+
+    def uniform(self, count):
+        return self.uniforms[:count]
+
+
+class CountingNoise:
+    """A seeded source that counts the values it hands out."""
+
+    is_secure = False
+
+    def __init__(self, seed):
+        self.source = SeededNoise(seed)
+        self.drawn = 0
+
+    def standard_normal(self, count):
+        self.drawn += count
+        return self.source.standard_normal(count)
+
+    def uniform(self, count):
+        self.drawn += count
+        return self.source.uniform(count)
+
+
+def mixture_law(masses, keep_probability):
+    """P(token | vote) of the mixture release, straight from its definition."""
+    return keep_probability * np.eye(len(masses)) + (1.0 - keep_probability) * np.asarray(masses)
+
+
+def mixture_information(masses, keep_probability, digits=60):
+    """I(S; Y) = H(q) − Σ_c q_c H(α e_c + (1 − α) q) of the mixture release in nats, an mpmath number."""
+    with mpmath.workdps(digits):
+        q = [mpmath.mpf(float(mass)) for mass in masses]
+        q = [mass / sum(q) for mass in q]
+        keep = mpmath.mpf(float(keep_probability))
+
+        def entropy_of(law):
+            return -sum(p * mpmath.log(p) for p in law if p > 0)
+
+        rows = [[(1 - keep) * q[y] + (keep if y == c else 0) for y in range(len(q))] for c in range(len(q))]
+        return entropy_of(q) - sum(mass * entropy_of(row) for mass, row in zip(q, rows, strict=True))
 
 
 class MemoryStore:

@@ -89,7 +89,7 @@ def fresh_world_draw(votes_NM: NDArray[np.integer], generator: np.random.Generat
     """
     table_NM = votes_table(votes_NM)
     num_positions, num_worlds = table_NM.shape
-    return _of_world(table_NM, generator.integers(num_worlds, size=num_positions))
+    return _of_world(table_NM, generator.integers(num_worlds, size=(num_positions,)))
 
 
 def request_world_draw(
