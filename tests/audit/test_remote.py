@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from reticent.adaptation.template import TextTemplate
+from reticent.audit.cache import SignalCache, cached_signals
+from reticent.audit.extraction import ExtractionTarget
 from reticent.audit.http_retries import PatientClient
-from reticent.audit.remote import EndpointSettings, RemoteScorer
+from reticent.audit.remote import EndpointSettings, RemoteScorer, patient_client
 from reticent.corpus import text_hash
 from reticent.errors import EndpointError
 
@@ -192,8 +194,6 @@ def test_log_probabilities_that_are_none_are_refused():
 
 
 def test_the_key_comes_from_the_environment_and_stays_out_of_messages(monkeypatch):
-    from reticent.audit.remote import patient_client
-
     monkeypatch.setenv("SOME_KEY", "very-secret")
     seen = []
 
@@ -230,18 +230,42 @@ def test_other_weights_behind_the_same_address_have_another_fingerprint():
     assert scorer_for(Server(), TextTemplate(max_tokens=8)).fingerprint != same
 
 
-def test_continuations_are_asked_for_after_what_the_template_puts_before_the_text():
+def test_secrets_are_counted_in_continuations_of_what_the_template_puts_before_the_text():
     bodies = []
 
     def serve(request):
         bodies.append(json.loads(request.content))
         if bodies[-1].get("echo"):
             return httpx.Response(200, json=Server().answer(bodies[-1]))
-        return httpx.Response(200, json={"choices": [{"text": " a"}, {"text": " b"}]})
+        texts = (" 42 and more", " 24", "\n42")[: bodies[-1]["n"]]
+        return httpx.Response(200, json={"choices": [{"text": text} for text in texts]})
 
     scorer = scorer_for(serve, TextTemplate(text="Note: {text} END"))
-    assert scorer.complete(["the code is"], 4, 2, seed=1) == [[" a", " b"]]
+    target = ExtractionTarget("the code is", "42")
+    assert scorer.count_emitted([target], 3, seed=1) == [2]
     assert bodies[-1]["prompt"] == "Note: the code is"
-    assert (bodies[-1]["max_tokens"], bodies[-1]["n"], bodies[-1]["temperature"]) == (4, 2, 1.0)
-    scorer.complete(["x"], 4, None, seed=1)
+    assert (bodies[-1]["max_tokens"], bodies[-1]["n"], bodies[-1]["temperature"]) == (3, 3, 1.0)
+    assert scorer.count_emitted([target], None, seed=1) == [1]
     assert (bodies[-1]["n"], bodies[-1]["temperature"]) == (1, 0.0)
+
+
+def test_a_server_that_is_gone_counts_no_secrets():
+    server = Server()
+    scorer = scorer_for(server)
+    server.everything_fails_with = httpx.Response(503)
+    assert scorer.count_emitted([ExtractionTarget("the code is", "42")], None, seed=1) == [None]
+
+
+def test_a_resumed_audit_asks_again_only_for_texts_that_failed(tmp_path):
+    server, cache = Server(), SignalCache(tmp_path)
+    scorer = scorer_for(server)
+    server.faults["three four"] = [httpx.Response(400)]
+    texts = ["one two", "three four", "five"]
+    first = cached_signals(scorer, texts, cache)
+    assert [first[text_hash(text)] is None for text in texts] == [False, True, True]
+    again = scorer_for(server)
+    server.prompts.clear()
+    second = cached_signals(again, texts, cache)
+    assert sorted(server.prompts, key=len, reverse=True) == ["three four", "five"]
+    np.testing.assert_array_equal(second[text_hash("three four")].logp, [-0.5])
+    np.testing.assert_array_equal(second[text_hash("one two")].logp, [-0.5])

@@ -23,7 +23,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from reticent.adaptation.template import TextTemplate
+from reticent.adaptation.template import TEXT_FIELD, TextTemplate
+from reticent.audit.extraction import ExtractionTarget, begins_with_secret
 from reticent.audit.http_retries import PatientClient, ServerGoneError
 from reticent.corpus import text_hash
 from reticent.errors import EndpointError
@@ -105,27 +106,25 @@ class RemoteScorer:
         with ThreadPoolExecutor(max_workers=self._concurrency) as pool:
             return list(pool.map(self._score_one, texts))
 
-    def complete(
-        self, prompts: Sequence[str], max_new_tokens: int, num_samples: int | None, seed: int
-    ) -> list[list[str]]:
-        """Continuations of each prompt: one greedy, or `num_samples` at temperature 1; none where the server failed."""
-        request: dict[str, Any] = {"max_tokens": max_new_tokens, "seed": seed, "n": num_samples or 1}
-        request["temperature"] = 0.0 if num_samples is None else 1.0
+    def count_emitted(
+        self, targets: Sequence[ExtractionTarget], num_samples: int | None, seed: int
+    ) -> list[int | None]:
+        """See `reticent.audit.extraction.Extractor`; the server draws the samples, with the seed if it takes one."""
+        before = self.template.text.partition(TEXT_FIELD)[0]
+        settings = {"n": num_samples or 1, "seed": seed, "temperature": 0.0 if num_samples is None else 1.0}
 
-        def one(prompt: str) -> list[str]:
-            body = {"model": self.model, "prompt": self._before_text() + prompt, **request}
+        def one(target: ExtractionTarget) -> int | None:
+            # A token is at least one byte of the text, and one more may stand for the space before it.
+            longest = len(target.secret.encode()) + 1
+            body = {"model": self.model, "prompt": before + target.prompt, "max_tokens": longest, **settings}
             try:
-                answer = self._client.post(self.url, body)
-            except ServerGoneError:
-                return []
-            choices = answer.json().get("choices", []) if answer.status_code == httpx.codes.OK else []
-            return [str(choice.get("text", "")) for choice in choices]
+                choices = self._client.post(self.url, body).json()["choices"]
+                return sum(begins_with_secret(str(choice["text"]), target.secret) for choice in choices)
+            except (ServerGoneError, ValueError, KeyError, TypeError):
+                return None
 
         with ThreadPoolExecutor(max_workers=self._concurrency) as pool:
-            return list(pool.map(one, prompts))
-
-    def _before_text(self) -> str:
-        return self.template.render("\0").partition("\0")[0]
+            return list(pool.map(one, targets))
 
     def _score_one(self, text: str) -> TokenSignals | None:
         if self.incomplete is not None:
@@ -133,6 +132,8 @@ class RemoteScorer:
             return None
         try:
             answer = self._ask(self.template.render(text))
+            with self._lock:
+                self.failures.pop(text_hash(text), None)
         except ServerGoneError as gone:
             with self._lock:
                 self.incomplete = self.incomplete or f"the server had stopped answering ({gone})"
