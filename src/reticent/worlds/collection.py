@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from reticent._files import atomic_write, atomic_write_bytes, sha256_of_file
+from reticent._records import check_files, package_versions
 from reticent.adaptation.checkpoint import save_tensors
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine
@@ -35,8 +36,6 @@ from reticent.worlds.manifest import (
     SCHEMA_VERSION,
     WORLDS_NAME,
     Manifest,
-    check_files,
-    package_versions,
     read_manifest,
 )
 
@@ -76,7 +75,7 @@ class RunDirectory:
             RunDirectoryError: it is missing, half-built, damaged or of a newer schema.
         """
         manifest = read_manifest(folder)
-        check_files(folder, manifest)
+        check_files(folder, manifest.files)
         return cls(folder, manifest)
 
     def worlds(self) -> StackedAdapters:
@@ -111,17 +110,8 @@ class RunDirectory:
             ModelError: no such base is at hand.
             RunDirectoryError: what is found there is another base or another tokenizer.
         """
-        recorded = self.manifest.base
-        base = resolve_base_model(name or recorded.name)
-        for what, found, expected in (
-            ("weights", base.content_hash, recorded.content_hash),
-            ("tokenizer", base.tokenizer_hash, recorded.tokenizer_hash),
-        ):
-            if found != expected:
-                raise RunDirectoryError(
-                    f"{self.folder} was built on another base: the {what} of {base.name!r} have SHA-256 {found}, "
-                    f"the run needs {expected}; name the right base with --model"
-                )
+        base = resolve_base_model(name or self.manifest.base.name)
+        self.manifest.base.check(base, f"{self.folder} was built")
         return base
 
     def engine(self, base: BaseModel, dtype: torch.dtype | None = None, device: str = "cpu") -> Engine:

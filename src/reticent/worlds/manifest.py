@@ -6,9 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from reticent._files import sha256_of_file
+from reticent._records import package_versions as package_versions
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import RunDirectoryError
+from reticent.models import BaseRecord as BaseRecord
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -19,15 +20,6 @@ MEMBERSHIP_NAME = "membership.npz"
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class BaseRecord(_Record):
-    """The base model that the adapters sit on."""
-
-    name: str
-    class_name: str
-    content_hash: str
-    tokenizer_hash: str
 
 
 class CorpusRecord(_Record):
@@ -94,28 +86,3 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise RunDirectoryError(f"{path} is damaged ({reason}); restore it from a backup or build again") from None
-
-
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Compare every file with the hash that the manifest has for it.
-
-    Raises:
-        RunDirectoryError: a file is missing or different; the message names both hashes.
-    """
-    for name, expected in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise RunDirectoryError(f"{path} is missing; restore it from a backup or build again")
-        found = sha256_of_file(path)
-        if found != expected:
-            raise RunDirectoryError(
-                f"{path} is not the file that was built: its SHA-256 is {found}, the manifest says {expected}"
-            )
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of what takes part in building a run."""
-    from importlib.metadata import version
-
-    names = ("reticent", "torch", "transformers", "peft", "numpy", "scipy", "safetensors")
-    return {name: version(name) for name in names}
