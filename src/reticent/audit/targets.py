@@ -1,0 +1,306 @@
+"""What is audited: a model, an adapter over its base, an adapted folder, or a server, opened as scorers.
+
+| a target | reference (the base before adaptation) | template | members known |
+|---|---|---|---|
+| model folder, hub id, .gguf file, smollm2-135m | --reference only | default | no |
+| PEFT folder | the same base, adapter off | default | no |
+| adapted folder | the same base, adapter off; for full fine-tuning the base beside it | stored | yes, by hash |
+| server | --reference only | default | no |
+
+A run directory is opened by whoever composes the audit, since this package never sees an ensemble: a world goes in as a
+PEFT folder, and the other worlds as a shadow table.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import torch
+from torch import nn
+
+from reticent._files import sha256_of_file
+from reticent.adaptation.adapted import ADAPT_NAME, AdaptedFolder
+from reticent.adaptation.settings import Technique, TechniqueSettings
+from reticent.adaptation.techniques import base_class_name, load_technique, technique_parameters
+from reticent.adaptation.template import TextTemplate
+from reticent.audit.extraction import Extractor, LocalExtractor
+from reticent.audit.remote import EndpointSettings, RemoteScorer
+from reticent.audit.scoring import ModelScorer
+from reticent.audit.shadows import ShadowTable
+from reticent.errors import AuditError, InvalidValueError, ModelError
+from reticent.models import BaseModel, resolve_base_model, usable_device
+from reticent.protocols import Scorer
+
+_PEFT_CONFIG = "adapter_config.json"
+_RUN_FILES = ("manifest.json", "worlds.safetensors")
+
+
+class TargetKind(StrEnum):
+    """What a target is."""
+
+    MODEL = "model"
+    PEFT = "peft adapter"
+    ADAPTED = "adapted model"
+    RUN = "run directory"
+    ENDPOINT = "endpoint"
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """How targets are opened.
+
+    Attributes:
+        model: where the base model of an adapter is, if not where it says; the model's name on a server.
+        reference: another reference than the target's own base: any target but a run directory.
+        template: changes to the template, by field; what is absent is as stored with the adapter, or the default.
+        dtype: to compute in; as trained, or float32, unless given.
+        device: where to compute.
+        batch_tokens: tokens computed at once.
+        endpoint: how a server is asked; its address and model are filled in.
+    """
+
+    model: str | None = None
+    reference: str | None = None
+    template: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
+    device: str = "cpu"
+    batch_tokens: int = 2048
+    endpoint: EndpointSettings = field(default_factory=lambda: EndpointSettings(""))
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A target, open.
+
+    Attributes:
+        kind: what it is.
+        record: what the report says of it: JSON values, no texts.
+        scorer: the model.
+        template: what it is given of a text.
+        reference: the base before adaptation, or None.
+        reference_record: what the report says of that.
+        module: the model's weights and what trains of them, for attacks that need them; None for a server.
+        member_hashes: SHA-256 of the texts it was trained on; None where that is not known.
+        heldout_hashes: the same of the texts that were held out.
+        shadow_table: shadow models that come with the target, for some texts; None where there are none.
+        warnings: what the report must say of how it was opened.
+    """
+
+    kind: TargetKind
+    record: dict[str, Any]
+    scorer: Scorer
+    template: TextTemplate
+    reference: Scorer | None = None
+    reference_record: dict[str, Any] | None = None
+    module: nn.Module | None = None
+    member_hashes: frozenset[str] | None = None
+    heldout_hashes: frozenset[str] | None = None
+    shadow_table: Callable[[Sequence[str]], ShadowTable] | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def num_trained(self) -> int:
+        """How many numbers the technique trained; 0 where there is no module or nothing was trained."""
+        return 0 if self.module is None else sum(p.numel() for p in technique_parameters(self.module))
+
+    @property
+    def extractor(self) -> Extractor | None:
+        """Asks the target to go on from a prompt."""
+        if isinstance(self.scorer, RemoteScorer):
+            return self.scorer
+        if self.module is None or not isinstance(self.scorer, ModelScorer):
+            return None
+        limit = self.scorer.context_length or self.template.max_tokens
+        return LocalExtractor(self.module, self.scorer.tokenizer, self.template, limit)
+
+
+def target_kind(name: str) -> TargetKind:
+    """Tell what a target is from its name and the files in it; anything unknown is taken for a model."""
+    if name.startswith(("http://", "https://")):
+        return TargetKind.ENDPOINT
+    folder = Path(name).expanduser()
+    if (folder / ADAPT_NAME).is_file():
+        return TargetKind.ADAPTED
+    if all((folder / file).is_file() for file in _RUN_FILES):
+        return TargetKind.RUN
+    if (folder / _PEFT_CONFIG).is_file():
+        return TargetKind.PEFT
+    return TargetKind.MODEL
+
+
+def open_target(name: str, options: TargetOptions) -> Target:
+    """Open a target and its reference.
+
+    Raises:
+        AuditError: it is a run directory.
+        EndpointError: a server does not answer, or returns no log-probabilities.
+        InvalidValueError: the template or the device cannot be used.
+        ModelError: a model or adapter cannot be read, or does not fit its base.
+        RunDirectoryError: an adapted folder is damaged, or its base is another one.
+    """
+    target = _OPENERS[target_kind(name)](name, options)
+    if options.reference is None:
+        return target
+    # A reference reads what the target reads.
+    as_target = replace(options, reference=None, model=None, template=target.template.model_dump())
+    reference = open_target(options.reference, as_target)
+    warnings = (*target.warnings, *(f"reference: {warning}" for warning in reference.warnings))
+    return replace(target, reference=reference.scorer, reference_record=reference.record, warnings=warnings)
+
+
+def _open_endpoint(name: str, options: TargetOptions) -> Target:
+    scorer = RemoteScorer(replace(options.endpoint, url=name, model=options.model), _template(None, options))
+    record = {"kind": TargetKind.ENDPOINT.value, "name": name, "model": scorer.model}
+    return Target(TargetKind.ENDPOINT, record, scorer, scorer.template)
+
+
+def _open_model(name: str, options: TargetOptions) -> Target:
+    base = resolve_base_model(name)
+    module = base.load(options.dtype or torch.float32).to(usable_device(options.device))
+    scorer, warnings = _scorer(module, base.load_tokenizer(), _template(None, options), _base_identity(base), options)
+    record = {"kind": TargetKind.MODEL.value, "name": name, **_base_facts(base, module)}
+    return Target(TargetKind.MODEL, record, scorer, scorer.template, module=module, warnings=warnings)
+
+
+def _open_peft(name: str, options: TargetOptions) -> Target:
+    folder = Path(name).expanduser()
+    base = resolve_base_model(options.model or _recorded_base(folder))
+    model = base.load(options.dtype or torch.float32).to(usable_device(options.device))
+    # Every PEFT technique is read alike: the folder says which it is.
+    module = load_technique(model, Technique.LORA, TechniqueSettings(), folder)
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
+    identity = _joined_hash(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
+    record = {
+        "kind": TargetKind.PEFT.value,
+        "name": name,
+        "adapter": json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("peft_type"),
+        **_base_facts(base, module),
+    }
+    return _adapter_target(TargetKind.PEFT, record, module, base, identity, _template(None, options), options)
+
+
+def _open_adapted(name: str, options: TargetOptions) -> Target:
+    adapted = AdaptedFolder.open(Path(name).expanduser())
+    manifest = adapted.manifest
+    base = adapted.base(options.model)
+    module, tokenizer = adapted.load(base, options.dtype, options.device)
+    identity = _joined_hash(_base_identity(base), *(f"{file} {value}" for file, value in manifest.files.items()))
+    record = {
+        "kind": TargetKind.ADAPTED.value,
+        "name": name,
+        "technique": manifest.technique.value,
+        "settings": manifest.settings.model_dump(mode="json"),
+        "training": manifest.training.model_dump(mode="json") if manifest.training else None,
+        "differential_privacy": manifest.dp.model_dump(mode="json") if manifest.dp else "none",
+        "trained_parameters": manifest.counts.trained_parameters,
+        "members": manifest.counts.members,
+        **_base_facts(base, module),
+    }
+    template = _template(manifest.template, options)
+    if manifest.technique is Technique.FULL:
+        scorer, warnings = _scorer(module, tokenizer, template, identity, options)
+        before = base.load(scorer.dtype).to(usable_device(options.device))
+        reference, _ = _scorer(before, base.load_tokenizer(), scorer.template, _base_identity(base), options)
+        facts = _base_facts(base, before)
+        target = Target(
+            TargetKind.ADAPTED, record, scorer, scorer.template, reference, facts, module, warnings=warnings
+        )
+    else:
+        target = _adapter_target(TargetKind.ADAPTED, record, module, base, identity, template, options)
+    return replace(
+        target, member_hashes=frozenset(adapted.member_hashes), heldout_hashes=frozenset(adapted.heldout_hashes)
+    )
+
+
+def _open_run(name: str, options: TargetOptions) -> Target:
+    raise AuditError(f"{name} is a run directory, which holds many models: name one of its worlds with --world")
+
+
+_OPENERS: dict[TargetKind, Callable[[str, TargetOptions], Target]] = {
+    TargetKind.MODEL: _open_model,
+    TargetKind.PEFT: _open_peft,
+    TargetKind.ADAPTED: _open_adapted,
+    TargetKind.RUN: _open_run,
+    TargetKind.ENDPOINT: _open_endpoint,
+}
+
+
+def _adapter_target(
+    kind: TargetKind,
+    record: dict[str, Any],
+    module: nn.Module,
+    base: BaseModel,
+    identity: str,
+    template: TextTemplate,
+    options: TargetOptions,
+) -> Target:
+    """A target whose reference is the same module with the adapter off, so that the base is in memory once."""
+    scorer, warnings = _scorer(module, base.load_tokenizer(), template, identity, options)
+    reference = ModelScorer(
+        module,
+        scorer.tokenizer,
+        scorer.template,
+        # The base's own identity: audits of several adapters over one base share its signals.
+        _base_identity(base),
+        with_adapter=False,
+        batch_tokens=options.batch_tokens,
+    )
+    return Target(
+        kind, record, scorer, scorer.template, reference, _base_facts(base, module), module, warnings=warnings
+    )
+
+
+def _scorer(
+    module: nn.Module, tokenizer: Any, template: TextTemplate, identity: str, options: TargetOptions
+) -> tuple[ModelScorer, tuple[str, ...]]:
+    """A scorer whose template fits the model's context, and a warning where it had to be made to fit."""
+    scorer = ModelScorer(module, tokenizer, template, identity, batch_tokens=options.batch_tokens)
+    limit = scorer.context_length
+    if limit is None or template.max_tokens <= limit:
+        return scorer, ()
+    if limit < 2:
+        raise ModelError(f"the adapter leaves {limit} tokens of the model's context for a text; nothing can be scored")
+    cut = template.model_copy(update={"max_tokens": limit})
+    warning = f"texts are cut to {limit} tokens, what the model's context leaves, not to {template.max_tokens}"
+    return ModelScorer(module, tokenizer, cut, identity, batch_tokens=options.batch_tokens), (warning,)
+
+
+def _template(stored: TextTemplate | None, options: TargetOptions) -> TextTemplate:
+    fields = (stored or TextTemplate()).model_dump() | options.template
+    try:
+        return TextTemplate(**fields)
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]
+        raise InvalidValueError(f"template: {problem['loc'][0]}: {problem['msg']}") from None
+
+
+def _recorded_base(folder: Path) -> str:
+    try:
+        name = json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder / _PEFT_CONFIG} cannot be read ({type(error).__name__})") from None
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"{folder} does not say which base model it is for; name it with --model")
+    return name
+
+
+def _base_identity(base: BaseModel) -> str:
+    return _joined_hash(base.content_hash, base.tokenizer_hash)
+
+
+def _joined_hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(("reticent weights 1", *parts)).encode()).hexdigest()
+
+
+def _base_facts(base: BaseModel, module: nn.Module) -> dict[str, Any]:
+    return {
+        "base": base.name,
+        "base_class": base_class_name(module),
+        "base_content_hash": base.content_hash,
+        "tokenizer_hash": base.tokenizer_hash,
+    }
