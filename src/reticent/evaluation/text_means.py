@@ -21,7 +21,13 @@ from reticent.errors import InvalidValueError
 CONFIDENCE = 0.95
 
 
-class Mean(BaseModel):
+class Record(BaseModel):
+    """A result that goes to JSON and back: frozen, without unknown fields, every number finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Mean(Record):
     """An estimate with its sampling error.
 
     Attributes:
@@ -29,8 +35,6 @@ class Mean(BaseModel):
         standard_error: over the sampled units; None where there are fewer than two.
         num_samples: how many units (texts, sessions) were sampled.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: float
     standard_error: float | None
@@ -76,6 +80,14 @@ class TextSpans:
     def mean(self, values_N: NDArray[Any]) -> Mean:
         """The mean over positions, with its standard error over texts."""
         return ratio(self.sums(values_N), np.diff(self.offsets).astype(np.float64))
+
+    def mean_at(self, positions_P: NDArray[np.int64], values_P: NDArray[Any]) -> Mean:
+        """The mean over some of the positions, with its standard error over texts."""
+        text_P = np.searchsorted(self.offsets, positions_P, side="right") - 1
+        numerators, denominators = (
+            np.bincount(text_P, weights=weights, minlength=self.num_texts) for weights in (values_P, None)
+        )
+        return ratio(numerators.astype(np.float64), denominators.astype(np.float64))
 
     def text_of_position(self) -> NDArray[np.int64]:
         """The text of each position, int64[positions]."""

@@ -47,7 +47,8 @@ class DecoderVotes:
     def num_active(self) -> NDArray[np.int64]:
         """The number of distinct votes at each position, int64[N]."""
         ordered_NM = np.sort(self.worlds_NM, axis=1)
-        return 1 + (ordered_NM[:, 1:] != ordered_NM[:, :-1]).sum(axis=1)
+        count: NDArray[np.int64] = 1 + (ordered_NM[:, 1:] != ordered_NM[:, :-1]).sum(axis=1)
+        return count
 
 
 @dataclass(frozen=True)
