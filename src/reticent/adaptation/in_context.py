@@ -30,23 +30,24 @@ class InContextModel(nn.Module):
 
     Attributes:
         demonstrations: token ids of each demonstration, without a beginning-of-text token.
+        texts_begin: whether every text begins with that token, so that the demonstrations go behind it.
     """
 
-    def __init__(self, base: Any, demonstrations: Sequence[NDArray[np.int64]], begin_id: int | None) -> None:
+    def __init__(self, base: Any, demonstrations: Sequence[NDArray[np.int64]], *, texts_begin: bool) -> None:
         """Put demonstrations before everything that `base` reads.
 
         Args:
             base: a `transformers` causal or encoder-decoder model.
-            demonstrations: token ids of each, as `template.encode` gives them.
-            begin_id: the tokenizer's beginning-of-text token; it is taken off each demonstration.
+            demonstrations: see above.
+            texts_begin: see above; a property of the tokenizer, not of one text.
 
         Raises:
             InvalidValueError: there is no demonstration.
         """
         super().__init__()
         self.base = base.requires_grad_(requires_grad=False)
-        self.begin_id = begin_id
-        self.demonstrations = tuple(ids[1:] if len(ids) and ids[0] == begin_id else ids for ids in demonstrations)
+        self.texts_begin = texts_begin
+        self.demonstrations = tuple(demonstrations)
         if not sum(len(ids) for ids in self.demonstrations):
             raise InvalidValueError("in-context learning needs at least one demonstration that is not empty")
         self.enabled = True
@@ -71,9 +72,7 @@ class InContextModel(nn.Module):
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         prefix = self._prefix_K.expand(len(input_ids), -1)
-        # Where a text begins with its own beginning-of-text token, the demonstrations go behind it. All texts of one
-        # tokenizer begin alike.
-        kept = int(self.begin_id is not None and bool((input_ids[:, 0] == self.begin_id).all()))
+        kept = int(self.texts_begin)
         if kwargs.get("labels") is not None and not self.base.config.is_encoder_decoder:
             kwargs["labels"] = _insert(kwargs["labels"], torch.full_like(prefix, -100), kept)
         return self.base(
@@ -106,6 +105,13 @@ def _insert(rows_BT: Tensor, inserted_BK: Tensor, position: int) -> Tensor:
     return torch.cat([rows_BT[:, :position], inserted, rows_BT[:, position:]], dim=1)
 
 
+def without_begin(demonstrations: Sequence[NDArray[np.int64]], begin_id: int | None) -> list[NDArray[np.int64]] | None:
+    """Demonstrations without the beginning-of-text token that each begins with; None where not all of them do."""
+    if begin_id is None or not all(len(ids) and ids[0] == begin_id for ids in demonstrations):
+        return None
+    return [ids[1:] for ids in demonstrations]
+
+
 def save_demonstrations(module: InContextModel, folder: Path) -> None:
     """Write the demonstrations' token ids.
 
@@ -113,11 +119,15 @@ def save_demonstrations(module: InContextModel, folder: Path) -> None:
         StorageError: the file cannot be written.
     """
     offsets = np.cumsum([0, *(len(ids) for ids in module.demonstrations)], dtype=np.int64)
-    begin = -1 if module.begin_id is None else module.begin_id
 
     def write(path: Path) -> None:
         with path.open("wb") as file:
-            np.savez(file, tokens=np.concatenate(module.demonstrations), offsets=offsets, begin_id=np.int64(begin))
+            np.savez(
+                file,
+                tokens=np.concatenate(module.demonstrations),
+                offsets=offsets,
+                texts_begin=np.bool_(module.texts_begin),
+            )
 
     atomic_write(folder / DEMONSTRATIONS_NAME, write)
 
@@ -131,9 +141,9 @@ def load_demonstrations(base: Any, folder: Path) -> InContextModel:
     path = folder / DEMONSTRATIONS_NAME
     try:
         with np.load(path) as arrays:
-            tokens, offsets, begin = arrays["tokens"], arrays["offsets"], int(arrays["begin_id"])
+            tokens, offsets, begin = arrays["tokens"], arrays["offsets"], bool(arrays["texts_begin"])
     except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise ModelError(f"{path} holds no demonstrations: {error}") from None
     if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < base.get_input_embeddings().num_embeddings:
         raise ModelError(f"{path} holds tokens that this base does not have; load it with the base it was made for")
-    return InContextModel(base, np.split(tokens.astype(np.int64), offsets[1:-1]), None if begin < 0 else begin)
+    return InContextModel(base, np.split(tokens.astype(np.int64), offsets[1:-1]), texts_begin=begin)

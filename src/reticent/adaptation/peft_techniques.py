@@ -44,14 +44,10 @@ def attach_peft(model: Any, technique: Technique, settings: TechniqueSettings) -
             survive.
         InvalidValueError: LoRA's target modules name nothing in the base.
     """
-    from peft import get_peft_model
-
     if technique is Technique.PREFIX:
         _refuse_checkpointing(model)
     keys_and_values = _cached_states(model, settings.prefix_tokens) if technique is Technique.PREFIX else None
-    with _quiet_peft():
-        module = get_peft_model(model, _config(model, technique, settings, keys_and_values))
-    _finish(module)
+    module = _wrapped(model, _config(model, technique, settings, keys_and_values))
     if keys_and_values is not None:
         with torch.no_grad():
             module.prompt_encoder["default"].embedding.weight.copy_(_prefix_weight(keys_and_values))
@@ -64,7 +60,7 @@ def load_peft(model: Any, folder: Path) -> Any:
     Raises:
         ModelError: the folder cannot be read, or does not hold the weights that its settings ask for on this base.
     """
-    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+    from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
 
     try:
         tensors = safetensors.torch.load_file(folder / WEIGHTS_NAME)
@@ -73,11 +69,9 @@ def load_peft(model: Any, folder: Path) -> Any:
         raise ModelError(f"{folder} is not a PEFT folder with {CONFIG_NAME} and {WEIGHTS_NAME}: {error}") from None
     config.inference_mode = True
     try:
-        with _quiet_peft():
-            module = get_peft_model(model, config)
+        module = _wrapped(model, config)
     except (ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"{folder} does not fit this base model: {error}") from None
-    _finish(module)
     wanted = get_peft_model_state_dict(module, save_embedding_layers=False)
     problem = _difference(wanted, tensors)
     if problem:
@@ -223,25 +217,38 @@ def _prefix_weight(keys_and_values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return states.permute(2, 0, 1, 3).flatten(1).float()
 
 
-def _finish(module: Any) -> None:
-    """Undo what PEFT guesses by size or by name, and keep a prefix from being dropped or complained of."""
-    config = module.active_peft_config
+def _wrapped(model: Any, config: Any) -> Any:
+    """A PEFT model around `model`, without what PEFT changes in the base or guesses of it."""
+    from peft import get_peft_model
+
+    tensor_parallel = getattr(model.config, "pretraining_tp", None)
+    with _quiet_peft():
+        module = get_peft_model(model, config)
+    if tensor_parallel is not None:
+        model.config.pretraining_tp = tensor_parallel
     if not config.is_prompt_learning:
-        return
-    base = module.base_model
-    module.word_embeddings = base.get_input_embeddings()
+        return module
+    # PEFT takes the first matrix with as many rows as the vocabulary for the embeddings.
+    module.word_embeddings = model.get_input_embeddings()
     if config.peft_type == "PREFIX_TUNING":
-        # `transformers` calls a cache `cache`; PEFT passes it by the name that it had before.
-        takes_cache = "cache" in inspect.signature(base.forward).parameters
+        module.prefix_hook = _guard_prefix(module, model)
+    return module
 
-        def before(_base: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            if takes_cache and "past_key_values" in kwargs:
-                kwargs["cache"] = kwargs.pop("past_key_values")
-            if kwargs.get("cache") is not None and module.training:
-                _refuse_checkpointing(base)
-            return args, kwargs
 
-        module.prefix_hook = base.register_forward_pre_hook(before, with_kwargs=True)
+def _guard_prefix(module: Any, base: Any) -> torch.utils.hooks.RemovableHandle:
+    """Keep a prefix from being dropped unseen, and from being complained of."""
+    # `transformers` calls a cache `cache`; PEFT passes it by the name that it had before.
+    takes_cache = "cache" in inspect.signature(base.forward).parameters
+
+    def before(_base: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if takes_cache and "past_key_values" in kwargs:
+            kwargs["cache"] = kwargs.pop("past_key_values")
+        if module.training and module.has_active_enabled_adapter:
+            _refuse_checkpointing(base)
+        return args, kwargs
+
+    handle: torch.utils.hooks.RemovableHandle = base.register_forward_pre_hook(before, with_kwargs=True)
+    return handle
 
 
 def _refuse_checkpointing(model: Any) -> None:

@@ -30,7 +30,7 @@ from torch import nn
 
 from reticent.adaptation.bottleneck import BottleneckModel, Placement
 from reticent.adaptation.checkpoint import save_tensors
-from reticent.adaptation.in_context import InContextModel, load_demonstrations, save_demonstrations
+from reticent.adaptation.in_context import InContextModel, load_demonstrations, save_demonstrations, without_begin
 from reticent.adaptation.peft_techniques import (
     CHECKPOINTED_PREFIX,
     PEFT_TECHNIQUES,
@@ -117,14 +117,21 @@ def attach(model: Any, technique: Technique, settings: TechniqueSettings, *, see
 
 
 def attach_demonstrations(model: Any, demonstrations: Sequence[NDArray[np.int64]], begin_id: int | None) -> nn.Module:
-    """Adapt a base model by demonstrations; see `in_context.InContextModel`.
+    """Adapt a base model by demonstrations, which it reads before every text; see `in_context.InContextModel`.
+
+    Args:
+        model: a `transformers` causal or encoder-decoder model, changed in place until `detach`.
+        demonstrations: token ids of each, as `template.encode` gives them: beginning-of-text token, text, end.
+        begin_id: the tokenizer's beginning-of-text token. Where every demonstration begins with it, so does every text
+            of that tokenizer, and it then stands once, before them all.
 
     Raises:
         ModelError: the model is adapted already.
         InvalidValueError: there is no demonstration.
     """
     _refuse_adapted(model)
-    return InContextModel(model, demonstrations, begin_id)
+    bare = without_begin(demonstrations, begin_id)
+    return InContextModel(model, demonstrations if bare is None else bare, texts_begin=bare is not None)
 
 
 def detach(module: nn.Module) -> Any:
