@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from reticent.audit.overlap import TextSet, abbreviated, near_duplicates, refuse_shared_texts
+from reticent.audit.overlap import TextSet, abbreviated, compare_sets, refuse_shared_texts
 from reticent.errors import AuditError
 
 LONG = "the patient was seen on monday morning and complained of a persistent dry cough without any fever or pain"
@@ -48,14 +48,16 @@ def test_a_near_duplicate_of_a_member_is_named_once_with_its_member():
     # The 17th of 19 words differs, so 3 of 15 shingles do: the Jaccard index is 12 / 18.
     members = TextSet.of("members", [OTHER, LONG])
     nonmembers = TextSet.of("non-members", ["something else entirely with enough words in it", ALMOST])
-    (pair,) = near_duplicates(members, nonmembers, threshold=0.66)
+    (pair,) = compare_sets(members, nonmembers, threshold=0.66).near_duplicates
     assert (pair.member_hash, pair.nonmember_hash) == (sha(LONG), sha(ALMOST))
-    assert near_duplicates(members, nonmembers, threshold=0.67) == ()
+    assert compare_sets(members, nonmembers, threshold=0.67).near_duplicates == ()
 
 
 def test_near_duplicates_within_one_side_are_not_reported():
     members = TextSet.of("members", [LONG, ALMOST])
-    assert near_duplicates(members, TextSet.of("non-members", [OTHER]), threshold=0.5) == ()
+    found = compare_sets(members, TextSet.of("non-members", [OTHER]), threshold=0.5)
+    assert found.near_duplicates == ()
+    assert found.groups[0] == found.groups[1] != found.groups[2]
 
 
 def test_many_hashes_are_counted_not_listed():

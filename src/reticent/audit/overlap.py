@@ -49,6 +49,19 @@ class TextSet:
         return cls(tuple(distinct.values()), tuple(distinct), len(texts) - len(distinct))
 
 
+@dataclass(frozen=True)
+class Overlap:
+    """What two sets have nearly in common.
+
+    Attributes:
+        near_duplicates: each non-member that nearly repeats a member, with that member.
+        groups: a number for each text, members first; near-duplicates have the same.
+    """
+
+    near_duplicates: tuple[NearDuplicate, ...]
+    groups: tuple[int, ...]
+
+
 def refuse_shared_texts(members: TextSet, nonmembers: TextSet) -> None:
     """Check that no text is both a member and a non-member.
 
@@ -63,13 +76,11 @@ def refuse_shared_texts(members: TextSet, nonmembers: TextSet) -> None:
         )
 
 
-def near_duplicates(
-    members: TextSet, nonmembers: TextSet, threshold: float = NEAR_DUPLICATE_THRESHOLD
-) -> tuple[NearDuplicate, ...]:
-    """Find the non-members that nearly repeat a member, in the order of the non-members.
+def compare_sets(members: TextSet, nonmembers: TextSet, threshold: float = NEAR_DUPLICATE_THRESHOLD) -> Overlap:
+    """Find what the two sets have nearly in common.
 
     Near-duplication is closed transitively, through texts of either set. Each non-member is named once, with the first
-    member it is connected to.
+    member it is connected to, in the order of the non-members.
 
     Args:
         members: one side.
@@ -83,12 +94,13 @@ def near_duplicates(
     sets = DisjointSets(num_members + len(nonmembers.texts))
     join_near_duplicates(sets, [*members.texts, *nonmembers.texts], threshold)
     # The smallest position stands for its set, and members come first.
-    roots = [sets.find(num_members + position) for position in range(len(nonmembers.texts))]
-    return tuple(
+    groups = tuple(sets.find(position) for position in range(num_members + len(nonmembers.texts)))
+    pairs = tuple(
         NearDuplicate(member_hash=members.hashes[root], nonmember_hash=nonmember)
-        for root, nonmember in zip(roots, nonmembers.hashes, strict=True)
+        for root, nonmember in zip(groups[num_members:], nonmembers.hashes, strict=True)
         if root < num_members
     )
+    return Overlap(pairs, groups)
 
 
 def abbreviated(hashes: Sequence[str]) -> str:

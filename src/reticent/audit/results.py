@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from reticent.audit import metrics
 from reticent.audit.attacks.registry import Attack
+from reticent.audit.metrics.intervals import NUM_RESAMPLES
 
 
 def plain(value: Any) -> Any:
@@ -250,6 +251,7 @@ def summarise_attack(
     missing: Sequence[MissingScore] = (),
     seed: int = 0,
     confidence: float = 0.95,
+    num_resamples: int = NUM_RESAMPLES,
 ) -> AttackResult | SkippedAttack:
     """One attack's figures; skipped, with the reason, where it scored fewer than two texts of either set.
 
@@ -260,6 +262,7 @@ def summarise_attack(
         missing: the texts without a score.
         seed: of the bootstrap and of the halves on which thresholds are chosen.
         confidence: of every interval and bound.
+        num_resamples: of the bootstrap.
 
     Raises:
         InvalidValueError: a score is NaN.
@@ -269,7 +272,7 @@ def summarise_attack(
     if min(len(members), len(nonmembers)) < 2:
         return SkippedAttack(**identity, reason=_reason_skipped(len(members), len(nonmembers), missing))
     area = metrics.auc(members, nonmembers)
-    low, high = metrics.bootstrap_auc_interval(members, nonmembers, seed, confidence)
+    low, high = metrics.bootstrap_auc_interval(members, nonmembers, seed, confidence, num_resamples)
     advantage = metrics.membership_advantage(members, nonmembers, seed, confidence)
     bound = metrics.split_half_epsilon(members, nonmembers, seed, confidence)
     fpr, tpr = metrics.roc_curve(members, nonmembers)
