@@ -11,7 +11,7 @@ composition of the Poisson-sampled Gaussian mechanism.
 |---|---|
 | a step samples no record | the noise alone is the step's gradient |
 | the target lies between two searched σ | the larger σ, hence the smaller ε: the search ends on the private side |
-| a parameter without per-record gradients, or with wrong ones | refused: a probe compares them with single records' |
+| Opacus cannot tell the records of a model apart | a probe finds out; records are then taken one by one |
 | n | is taken as public, as usual; so are b, T and C |
 
 Not covered: losses reported on the members (so none are reported), the choice of settings by looking at results, other
@@ -135,9 +135,7 @@ class PerRecordGradients:
         try:
             self._hooked: Any = GradSampleModule(module, batch_first=True, loss_reduction="sum")
         except NotImplementedError as error:
-            raise ModelError(
-                f"per-record gradients are not possible for this model and technique ({error}); try --technique lora"
-            ) from None
+            raise ModelError(f"a trained part of this model has buffers, which Opacus does not take: {error}") from None
 
     def take(self, num_records: int) -> list[Tensor]:
         """The gradients of the last backward pass, [B, *shape] for each trainable parameter, cleared.
@@ -149,18 +147,18 @@ class PerRecordGradients:
         for name, parameter in self._named.items():
             found = getattr(parameter, "grad_sample", None)
             if not isinstance(found, Tensor) or found.shape != (num_records, *parameter.shape):
-                raise ModelError(
-                    f"the gradients of {name} do not come apart by record, so they cannot be clipped by record; "
-                    "train another technique, such as lora"
-                )
+                raise ModelError(f"the gradients of {name} do not come apart by record")
             parameter.grad_sample = None  # type: ignore[attr-defined]
             parameter.grad = None
             gradients.append(found)
         return gradients
 
     def close(self) -> None:
-        """Take the hooks off."""
-        self._hooked.to_standard_module()
+        """Take the hooks off, and what they keep."""
+        module = self._hooked.to_standard_module()
+        for part in module.modules():
+            for name in ("activations", "max_batch_len"):
+                part.__dict__.pop(name, None)
 
 
 def check_per_record_gradients(gradients: Sequence[Tensor], one_by_one: Sequence[Sequence[Tensor]]) -> None:
@@ -174,13 +172,10 @@ def check_per_record_gradients(gradients: Sequence[Tensor], one_by_one: Sequence
         ModelError: they differ, so clipping them would bound nothing.
     """
     for record, expected in enumerate(one_by_one):
-        scale = float(_norm(expected))
-        distance = float(_norm([g[record] - e for g, e in zip(gradients, expected, strict=True)]))
+        scale = _norm(expected)
+        distance = _norm(g[record] - e for g, e in zip(gradients, expected, strict=True))
         if not distance <= _PROBE_TOLERANCE * max(scale, 1e-6):
-            raise ModelError(
-                "Opacus' per-record gradients of this model are not the records' gradients (a parameter acts on "
-                "all records of a batch at once); train another technique, such as lora"
-            )
+            raise ModelError("Opacus' per-record gradients of this model are not those of its records")
 
 
 def add_clipped(sums: Sequence[Tensor], gradients: Sequence[Tensor], max_norm: float) -> None:
@@ -214,8 +209,8 @@ def poisson_sample(num_records: int, sample_rate: float, noise: NoiseSource) -> 
     return np.flatnonzero(noise.uniform(num_records) <= sample_rate)
 
 
-def _norm(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])))
 
 
 def _discretisation(noise_multiplier: float) -> float:

@@ -24,7 +24,7 @@ from reticent.adaptation.single_settings import PrivacySettings, SingleTrainingS
 from reticent.adaptation.single_training import Texts
 from reticent.adaptation.template import EncodedText
 from reticent.adaptation.text_loss import TextLoss
-from reticent.errors import InvalidValueError
+from reticent.errors import InvalidValueError, ModelError
 from reticent.randomness import NoiseSource
 
 PRIVATE_TECHNIQUES = (Technique.FULL, Technique.LORA, Technique.PREFIX)
@@ -72,8 +72,10 @@ class PrivateGradients:
         privacy: clipping norm, and records held at once.
         noise: where sampling and noise come from.
 
+    Attributes:
+        takes_one_by_one: why records pass through the model one at a time, or None where Opacus takes several.
+
     Raises:
-        ModelError: per-record gradients are missing or wrong for a part of this model.
         InvalidValueError: Opacus is missing.
     """
 
@@ -93,19 +95,25 @@ class PrivateGradients:
         self._privacy, self._noise = privacy, noise
         self.steps_per_epoch = calibration.num_steps // training.epochs
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._per_record = probed_per_record_gradients(module, loss)
+        self._per_record: PerRecordGradients | None = None
+        self.takes_one_by_one: str | None = None
+        try:
+            self._per_record = probed_per_record_gradients(module, loss)
+        except ModelError as error:
+            self.takes_one_by_one = str(error)
 
     def backward(self, step: int) -> None:
         """Leave the noised gradient of a fresh sample. The sample, and with it the loss, must not be told."""
         records = poisson_sample(len(self._texts), self._calibration.sample_rate, self._noise)
         records = records[np.argsort(self._texts.lengths[records], kind="stable")]
         sums = [torch.zeros_like(parameter) for parameter in self._parameters]
-        max_norm, at_once = self._privacy.max_gradient_norm, self._privacy.records_at_once
+        max_norm = self._privacy.max_gradient_norm
+        at_once = 1 if self._per_record is None else self._privacy.records_at_once
         for start in range(0, len(records), at_once):
             part = records[start : start + at_once].tolist()
             loss, _ = self._loss(self._texts.batch(part), "sum of text means")
             loss.backward()  # type: ignore[no-untyped-call]
-            add_clipped(sums, self._per_record.take(len(part)), max_norm)
+            add_clipped(sums, self._take(len(part)), max_norm)
         add_noise(sums, self._calibration.noise_multiplier * max_norm, self._noise)
         expected_size = self._calibration.sample_rate * len(self._texts)
         for parameter, total in zip(self._parameters, sums, strict=True):
@@ -117,7 +125,17 @@ class PrivateGradients:
 
     def close(self) -> None:
         """Take Opacus' hooks off the module."""
-        self._per_record.close()
+        if self._per_record is not None:
+            self._per_record.close()
+
+    def _take(self, num_records: int) -> list[Tensor]:
+        """The gradients of the records just passed, [B, *shape] for each parameter, cleared."""
+        if self._per_record is not None:
+            return self._per_record.take(num_records)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return [gradient[None] for gradient in gradients]
 
 
 def probed_per_record_gradients(module: nn.Module, loss: TextLoss) -> PerRecordGradients:
@@ -126,7 +144,7 @@ def probed_per_record_gradients(module: nn.Module, loss: TextLoss) -> PerRecordG
     Dropout is off and the weights are moved a little meanwhile, so that no gradient is zero for the start's sake.
 
     Raises:
-        ModelError: they differ or are missing; see `dpsgd`.
+        ModelError: they differ or are missing.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     texts = _probe_texts(module)
@@ -141,12 +159,18 @@ def probed_per_record_gradients(module: nn.Module, loss: TextLoss) -> PerRecordG
     for part in module.modules():
         if any(parameter.requires_grad for parameter in part.parameters(recurse=False)):
             part.training = True
+    per_record = None
     try:
         one_by_one = [_gradients(loss, texts.batch([record]), parameters) for record in range(len(texts))]
         per_record = PerRecordGradients(module)
         together, _ = loss(texts.batch(range(len(texts))), "sum of text means")
         together.backward()  # type: ignore[no-untyped-call]
         check_per_record_gradients(per_record.take(len(texts)), one_by_one)
+    except (ModelError, AttributeError, IndexError, RuntimeError) as error:
+        # What Opacus raises from within its hooks for modules that are called in ways it does not expect.
+        if per_record is not None:
+            per_record.close()
+        raise ModelError(f"Opacus does not take several records of this model at once: {error}") from None
     finally:
         module.train(was_training)
         with torch.no_grad():

@@ -1,22 +1,18 @@
 """The loss of a batch of texts under any adapted model, without the logits of the whole batch in memory.
 
-A batch of 8 texts of 256 tokens over 49,152 words has 400 MB of float32 logits, and as much again twice for the loss
-and the gradient. So the vocabulary projection is not run on the batch: what enters it is kept aside while the model
-sees no rows, and the loss is computed from that in chunks. A probe makes sure that nothing follows the projection.
-
 Shape suffixes: B texts, T positions, N scored tokens, D hidden size, V vocabulary.
 """
 
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from reticent.adaptation.loss import chunked_cross_entropy
 from reticent.adaptation.template import IGNORED_LABEL
-from reticent.errors import ModelError
+from reticent.adaptation.vocabulary_head import VocabularyHead
 
 _ROWS_AT_ONCE = 256
 _PROBE_TOKENS = (1, 2, 3, 5)
@@ -36,14 +32,12 @@ class TextLoss:
             of a trained projection need it inside.
     """
 
-    def __init__(self, module: nn.Module, num_virtual_rows: int, *, in_chunks: bool = True) -> None:
-        self._module: Any = module
+    def __init__(self, module: Any, num_virtual_rows: int, *, in_chunks: bool = True) -> None:
+        self._module = module
         self._num_virtual_rows = num_virtual_rows
-        self._config = self._module.config
+        self._config: Any = self._module.config
         self._is_encoder_decoder = bool(self._config.is_encoder_decoder)
-        self._head: Any = self._module.get_output_embeddings()
-        if self._head is None:
-            raise ModelError("this model has no vocabulary projection, so it has no next-token loss")
+        self._head = VocabularyHead(module)
         self._in_chunks = in_chunks and self._nothing_follows_the_head()
 
     def __call__(self, batch: dict[str, Tensor], reduction: Reduction) -> tuple[Tensor, Tensor]:
@@ -64,11 +58,11 @@ class TextLoss:
             logits_NV = self._scored_rows(self._forward(batch).logits, scored_BT).float()
             losses_N = cross_entropy(logits_NV, targets_N, reduction="none")
             return (losses_N * weights_N).sum(), losses_N.detach()
-        hidden_ND = self._scored_rows(self._hidden(batch), scored_BT)
-        if any(parameter.requires_grad for parameter in self._head.parameters()) or not hasattr(self._head, "weight"):
-            return self._loss_through_head(hidden_ND, targets_N, weights_N)
-        bias_V = getattr(self._head, "bias", None)
-        return chunked_cross_entropy(hidden_ND, self._head.weight, bias_V, targets_N, weights_N)
+        hidden_ND = self._scored_rows(self._head.inputs_of(lambda: self._forward(batch)), scored_BT)
+        is_frozen = not any(parameter.requires_grad for parameter in self._head.projection.parameters())
+        if is_frozen and self._head.is_plain:
+            return chunked_cross_entropy(hidden_ND, self._head.weight, self._head.bias, targets_N, weights_N)
+        return self._loss_through_head(hidden_ND, targets_N, weights_N)
 
     def _scored_rows(self, rows_BTX: Tensor, scored_BT: Tensor) -> Tensor:
         """Rows that predict a scored token, text after text; the last position of a causal model predicts nothing."""
@@ -79,27 +73,11 @@ class TextLoss:
         """With a trained projection: chunks of rows whose logits are computed again for the gradient, not kept."""
 
         def chunk_losses(hidden: Tensor, targets: Tensor) -> Tensor:
-            return cross_entropy(self._head(hidden).float(), targets, reduction="none")
+            return cross_entropy(self._head.projection(hidden).float(), targets, reduction="none")
 
         chunks = zip(torch.split(hidden_ND, _ROWS_AT_ONCE), torch.split(targets_N, _ROWS_AT_ONCE), strict=True)
         losses_N = torch.cat([checkpoint(chunk_losses, *chunk, use_reentrant=False) for chunk in chunks])
         return (losses_N * weights_N).sum(), losses_N.detach()
-
-    def _hidden(self, batch: dict[str, Tensor]) -> Tensor:
-        """What enters the vocabulary projection, [B, virtual + T, D]; the projection itself gets no rows."""
-        caught: list[Tensor] = []
-
-        def catch(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-            caught.append(inputs[0])
-            return (inputs[0][:, :0],)
-
-        handle = self._head.register_forward_pre_hook(catch)
-        try:
-            self._forward(batch)
-        finally:
-            handle.remove()
-        (hidden_BTD,) = caught
-        return hidden_BTD
 
     def _forward(self, batch: dict[str, Tensor]) -> Any:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -112,22 +90,13 @@ class TextLoss:
         start = torch.full_like(labels_BT[:, :1], int(self._config.decoder_start_token_id))
         return torch.cat([start, labels_BT[:, :-1].clamp(min=0)], dim=1)
 
-    @torch.no_grad()
     def _nothing_follows_the_head(self) -> bool:
         """Whether the model's logits are the projection's output and no more: some models scale or cap them after."""
+        ids = torch.tensor([_PROBE_TOKENS], device=next(self._module.parameters()).device)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
         was_training = self._module.training
         self._module.eval()
         try:
-            ids = torch.tensor([_PROBE_TOKENS], device=next(self._module.parameters()).device)
-            batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-            expected = self._forward(batch).logits.float()
-            found = self._head(self._hidden(batch)).float()
+            return self._head.is_last(lambda: self._forward(batch).logits)
         finally:
             self._module.train(was_training)
-        tolerance = 0.02 if self._head_dtype() == torch.bfloat16 else 1e-4
-        return bool(
-            found.shape == expected.shape and (found - expected).abs().max() <= tolerance * expected.abs().max()
-        )
-
-    def _head_dtype(self) -> torch.dtype:
-        return next(self._head.parameters()).dtype
