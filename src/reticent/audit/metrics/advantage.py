@@ -5,13 +5,15 @@ from numpy.typing import ArrayLike
 
 from reticent.audit.metrics.intervals import newcombe_difference
 from reticent.audit.metrics.roc import threshold_counts
-from reticent.audit.metrics.splitting import halves
+from reticent.audit.metrics.splitting import cut_below, halves
 
 
 def best_threshold(member_scores: ArrayLike, nonmember_scores: ArrayLike) -> float:
-    """The score t for which "at least t" has the largest TPR − FPR; the highest such score."""
+    """The threshold with the largest TPR − FPR, halfway between two scores; the highest of several."""
     thresholds, true_positives, false_positives = threshold_counts(member_scores, nonmember_scores)
-    return float(thresholds[np.argmax(true_positives / true_positives[-1] - false_positives / false_positives[-1])])
+    # In whole numbers, TPR − FPR times both totals, so that ties are exact.
+    advantage = true_positives * false_positives[-1] - false_positives * true_positives[-1]
+    return cut_below(thresholds, int(np.argmax(advantage)))
 
 
 def membership_advantage(

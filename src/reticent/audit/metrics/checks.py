@@ -38,12 +38,10 @@ def training_warning(member_target_means: ArrayLike, member_reference_means: Arr
         member_target_means: mean ℓ of each member under the target, nats per token.
         member_reference_means: the same under the reference, in the same order.
     """
-    gain = float(
-        np.mean(
-            checked_scores("target likelihoods", member_target_means)
-            - checked_scores("reference likelihoods", member_reference_means)
-        )
-    )
+    target = checked_scores("target likelihoods", member_target_means)
+    reference = checked_scores("reference likelihoods", member_reference_means)
+    with np.errstate(invalid="ignore"):
+        gain = float((target - reference).mean())
     # Not `gain < ...`: infinite likelihoods on both sides make the mean NaN, and that is a collapse too.
     if gain >= -WORSE_THAN_REFERENCE_NATS:
         return None

@@ -4,7 +4,6 @@ For a test of "was this text in?" with error rates FPR and 1 − TPR, (ε, δ)-d
 TPR ≤ e^ε FPR + δ and 1 − FPR ≤ e^ε (1 − TPR) + δ (Kairouz, Oh and Viswanath 2015, theorem 2.1).
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from reticent._validate import integer_in_range, open_probability
 from reticent.audit.metrics.intervals import lower_bounds, upper_bounds
 from reticent.audit.metrics.roc import threshold_counts
-from reticent.audit.metrics.splitting import halves
+from reticent.audit.metrics.splitting import cut_below, halves
 from reticent.errors import InvalidValueError
 
 
@@ -80,8 +79,7 @@ def split_half_epsilon(
     bounds = _bounds(
         tp, len(chosen_on[0]), fp, len(chosen_on[1]), 1.0 - open_probability("confidence", confidence), delta
     )
-    threshold = thresholds[np.argmax(bounds)]
+    threshold = cut_below(thresholds, int(np.argmax(bounds)))
     true_positives, false_positives = int((members >= threshold).sum()), int((nonmembers >= threshold).sum())
     epsilon = implied_epsilon((true_positives, len(members)), (false_positives, len(nonmembers)), confidence, delta)
-    assert math.isfinite(epsilon)
     return SplitHalfEpsilon(epsilon, true_positives, len(members), false_positives, len(nonmembers))

@@ -70,11 +70,12 @@ def bootstrap_aucs(
     areas = []
     for start in range(0, num_resamples, rows):
         size = min(rows, num_resamples - start)
-        member_counts = rng.multinomial(n, np.full(n, 1 / n), size=size)
-        nonmember_counts = rng.multinomial(m, np.full(m, 1 / m), size=size)
-        cumulative = np.concatenate([np.zeros((size, 1), np.int64), nonmember_counts.cumsum(axis=1)], axis=1)
+        drawn = rng.integers(m, size=(size, m)) + m * np.arange(size)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=size * m).reshape(size, m)
+        cumulative = np.concatenate([np.zeros((size, 1), np.int64), counts.cumsum(axis=1)], axis=1)
         beaten_twice = cumulative[:, below] + cumulative[:, not_above]
-        areas.append((member_counts * beaten_twice).sum(axis=1) / (2 * n * m))
+        members_drawn = rng.integers(n, size=(size, n))
+        areas.append(np.take_along_axis(beaten_twice, members_drawn, axis=1).sum(axis=1) / (2 * n * m))
     return np.concatenate(areas)
 
 

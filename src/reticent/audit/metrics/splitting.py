@@ -29,3 +29,18 @@ def halves(
         split.append((scores[:middle], scores[middle:]))
     (member_first, member_second), (nonmember_first, nonmember_second) = split
     return (member_first, nonmember_first), (member_second, nonmember_second)
+
+
+def cut_below(thresholds: Scores, index: int) -> float:
+    """A threshold for other texts: halfway from a score that is flagged to the next lower one, which is not.
+
+    Args:
+        thresholds: distinct scores, from the highest.
+        index: of the lowest score that is flagged.
+    """
+    flagged = float(thresholds[index])
+    if index + 1 == len(thresholds):
+        return flagged
+    middle = float(thresholds[index + 1]) / 2 + flagged / 2
+    # Between infinite or neighbouring floating-point numbers there is no middle.
+    return middle if thresholds[index + 1] < middle < flagged else flagged
