@@ -21,7 +21,7 @@ import typer
 from typer.exceptions import TyperException
 
 from reticent import __version__
-from reticent.cli import demo, generate, keys, ledger, plan, serve, state, worlds
+from reticent.cli import adapt, demo, generate, keys, ledger, plan, serve, state, worlds
 from reticent.errors import InterruptedRunError, ReticentError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.add_typer(worlds.app, name="worlds")
+app.command("adapt")(adapt.adapt)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.add_typer(keys.app, name="keys")
