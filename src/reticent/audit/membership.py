@@ -48,8 +48,8 @@ def check_labels(
     foreign = sum(text not in heldout for text in nonmembers.hashes)
     if heldout and foreign:
         return (
-            f"{foreign} of {len(nonmembers.hashes)} non-members are not among the texts held out of the training corpus: "
-            "see the blind baseline for whether they differ in kind",
+            f"{foreign} of {len(nonmembers.hashes)} non-members are not among the texts held out of the training "
+            "corpus: see the blind baseline for whether they differ in kind",
         )
     return ()
 
@@ -68,7 +68,7 @@ def divide_corpus(
     nonmembers = [text for key, text in hashed if key in heldout]
     if not members or not nonmembers:
         raise AuditError(
-            f"of {len(texts)} texts, {len(members)} are on the target's list of members and {len(nonmembers)} on its list "
-            "of held-out texts; give the corpus it was made from, read with the same text key, or give --nonmembers"
+            f"of {len(texts)} texts, {len(members)} are on the target's list of members and {len(nonmembers)} on its "
+            "list of held-out texts; give the corpus it was made from, with the same text key, or give --nonmembers"
         )
     return members, nonmembers, len(texts) - len(members) - len(nonmembers)

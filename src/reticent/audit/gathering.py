@@ -1,0 +1,215 @@
+"""Everything the attacks need of a target, gathered once: signals, neighbours, gradients, shadows, prefixes.
+
+Every pass is kept in the cache under the model's fingerprint and the text's hash, so that a killed audit goes on where
+it stopped and a further attack costs no pass. What cannot be had for a text is `Missing` with its reason, never absent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reticent.audit.attacks.evidence import Missing, Need, ShadowEvidence, TextEvidence
+from reticent.audit.cache import SignalCache, cached_signals
+from reticent.audit.overlap import TextSet
+from reticent.audit.prefixes import PrefixedScorer, longest_text
+from reticent.audit.remote import RemoteScorer
+from reticent.audit.scoring import ModelScorer
+from reticent.audit.shadows import ShadowTable, shadow_evidence
+from reticent.audit.signals import ScoreTable
+from reticent.audit.targets import Target
+from reticent.errors import InvalidValueError
+from reticent.protocols import Progress, Scorer, TokenSignals
+
+_SHOTS_AT_MOST_OF_NONMEMBERS = 4
+"""At least this many non-members for each shot, for a shot is lost to the attack that uses it."""
+
+
+_NOTHING_PREDICTED = "the text has no token that the model predicts"
+
+
+@dataclass(frozen=True)
+class GatheringSettings:
+    """How ingredients are made.
+
+    Attributes:
+        cache: the folder where passes are kept.
+        seed: of neighbours, paraphrases and the choice of shots.
+        num_neighbours: n of the neighbourhood attack.
+        num_paraphrases: of SPV-MIA.
+        num_shots: non-members in ReCaLL's prefix, at most.
+        mlm: a masked language model for neighbours, by folder; None for the target's own base.
+        shadows: adapted folders of shadow models.
+    """
+
+    cache: Path
+    seed: int = 0
+    num_neighbours: int = 25
+    num_paraphrases: int = 10
+    num_shots: int = 10
+    mlm: str | None = None
+    shadows: tuple[str, ...] = ()
+
+
+Ingredient = Any | Missing
+"""One text's part of a need, as `TextEvidence` types it."""
+
+
+@dataclass
+class Ingredients:
+    """What was gathered.
+
+    Attributes:
+        by_need: for each need, the ingredient of each text by hash.
+        facts: what the report says of how they were made.
+        warnings: what it must warn of.
+    """
+
+    by_need: dict[Need, Mapping[str, Ingredient]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def evidence(self, key: str, text: str) -> TextEvidence:
+        """All of one text."""
+
+        def part(need: Need) -> Ingredient | None:
+            return self.by_need[need][key] if need in self.by_need else None
+
+        return TextEvidence(
+            target=part(Need.TARGET),
+            reference=part(Need.REFERENCE),
+            text=text,
+            neighbour_means=part(Need.NEIGHBOURS),
+            gradient_norm=part(Need.GRADIENT),
+            shadows=part(Need.SHADOWS),
+            self_prompted=part(Need.SELF_PROMPTED),
+            prefixed=part(Need.PREFIX),
+        )
+
+
+class Gatherer:
+    """Makes the ingredients of one audit."""
+
+    def __init__(
+        self, target: Target, members: TextSet, nonmembers: TextSet, settings: GatheringSettings, progress: Progress
+    ) -> None:
+        """Take what is audited and the two sets of texts."""
+        self._target = target
+        self._members, self._nonmembers = members, nonmembers
+        self._texts = (*members.texts, *nonmembers.texts)
+        self._hashes = (*members.hashes, *nonmembers.hashes)
+        self._settings = settings
+        self._progress = progress
+        self._cache = SignalCache(settings.cache)
+
+    def signals(self, what: str, scorer: Scorer, texts: Sequence[str]) -> ScoreTable:
+        """One pass of a model over texts, as far as the cache does not hold it; `what` names it for the progress."""
+        self._progress.begin(what, len(set(texts)))
+        return cached_signals(scorer, texts, self._cache, self._progress.advance)
+
+    def gather(self, needs: frozenset[Need]) -> Ingredients:
+        """Make what some attacks need together; the target's own signals always.
+
+        Raises:
+            AuditError, EndpointError, ModelError, StorageError: see `reticent.audit.targets` and the cache.
+        """
+        found = Ingredients()
+        target = self._target.scorer
+        scored = _scored(target, self.signals("target", target, self._texts))
+        found.by_need[Need.TARGET] = scored
+        if isinstance(target, RemoteScorer) and target.failures:
+            found.warnings.append(_partial(target, len(self._texts)))
+        makers = {
+            Need.REFERENCE: self._reference,
+            Need.SHADOWS: self._shadows,
+            Need.PREFIX: self._prefixed,
+        }
+        for need, make in makers.items():
+            if need in needs:
+                found.by_need[need] = make(found)
+        return found
+
+    def _reference(self, found: Ingredients) -> Mapping[str, Ingredient]:
+        reference = self._target.reference
+        assert reference is not None
+        table = self.signals("reference", reference, self._texts)
+        if isinstance(reference, RemoteScorer) and reference.failures:
+            found.warnings.append("reference: " + _partial(reference, len(self._texts)))
+        return _scored(reference, table)
+
+    def _shadows(self, found: Ingredients) -> Mapping[str, Ingredient]:
+        table = self._shadow_table()
+        found.facts["shadow models"] = f"{table.num_models}, {table.source}"
+        means = {key: float(s.logp.mean()) for key, s in self._target_signals(found).items()}
+        evidence: dict[str, ShadowEvidence | Missing] = shadow_evidence(table, means, self._nonmembers.hashes)
+        absent = Missing("the shadow models were not asked about the text")
+        return {key: evidence.get(key, absent) for key in self._hashes}
+
+    def _shadow_table(self) -> ShadowTable:
+        if self._settings.shadows:
+            return self._shadow_folders()
+        if self._target.shadow_table is not None:
+            return self._target.shadow_table(self._texts)
+        # RMIA needs models without the text alone, and the base before adaptation is one.
+        reference = self._target.reference
+        assert reference is not None
+        means = self.signals("reference", reference, self._texts).mean_logp(self._hashes)[:, None]
+        return ShadowTable(
+            self._hashes, means, np.zeros(means.shape, dtype=np.bool_), "the reference, without any text"
+        )
+
+    def _shadow_folders(self) -> ShadowTable:
+        from reticent.audit.shadow_folders import open_shadow
+
+        means: list[NDArray[np.float64]] = []
+        members: list[NDArray[np.bool_]] = []
+        for number, name in enumerate(self._settings.shadows, start=1):
+            scorer, trained_on = open_shadow(name, self._target)
+            table = self.signals(f"shadow {number} of {len(self._settings.shadows)}", scorer, self._texts)
+            means.append(table.mean_logp(self._hashes))
+            members.append(np.array([key in trained_on for key in self._hashes]))
+        return ShadowTable(
+            self._hashes,
+            np.stack(means, axis=1),
+            np.stack(members, axis=1),
+            "adapted models with member lists of their own",
+        )
+
+    def _prefixed(self, found: Ingredients) -> Mapping[str, Ingredient]:
+        scorer = self._target.scorer
+        assert isinstance(scorer, ModelScorer)
+        shots = self._shots()
+        is_shot = Missing("the text is one of the prefix's shots, which are not scored themselves")
+        others = [text for text in self._texts if text not in shots]
+        try:
+            prefixed = PrefixedScorer(scorer, shots, longest_text(scorer, others))
+        except InvalidValueError as error:
+            return dict.fromkeys(self._hashes, Missing(str(error)))
+        found.facts["prefix"] = f"{prefixed.num_shots} non-members, which this attack does not score"
+        # A shot that did not fit is in no prefix; it is left out like the others, so that the choice of texts is one.
+        scored = _scored(prefixed, self.signals("behind a prefix", prefixed, others))
+        return {key: scored.get(key, is_shot) for key in self._hashes}
+
+    def _shots(self) -> list[str]:
+        """Non-members for the prefix, drawn by the seed; few enough to leave most of them to be scored."""
+        available = len(self._nonmembers.texts)
+        count = max(1, min(self._settings.num_shots, available // _SHOTS_AT_MOST_OF_NONMEMBERS))
+        chosen = np.random.default_rng(self._settings.seed).permutation(available)[:count]
+        return [self._nonmembers.texts[index] for index in sorted(chosen)]
+
+    def _target_signals(self, found: Ingredients) -> dict[str, TokenSignals]:
+        return {key: s for key, s in found.by_need[Need.TARGET].items() if isinstance(s, TokenSignals)}
+
+
+def _scored(scorer: Scorer, table: ScoreTable) -> dict[str, TokenSignals | Missing]:
+    """Signals, or why there are none."""
+    failures = scorer.failures if isinstance(scorer, RemoteScorer) else {}
+    return {key: Missing(failures.get(key, _NOTHING_PREDICTED)) if s is None else s for key, s in table.items()}
+
+
+def _partial(scorer: RemoteScorer, num_texts: int) -> str:
+    missing = f"partial result: the server scored {num_texts - len(scorer.failures)} of {num_texts} texts"
+    return f"{missing}; {scorer.incomplete or 'it refused the others'}; run the same command again to go on"

@@ -1,0 +1,27 @@
+"""Shadow models from adapted folders: each says by hash which texts it was trained on."""
+
+from reticent.audit.scoring import ModelScorer
+from reticent.audit.targets import Target, TargetKind, TargetOptions, open_target, target_kind
+from reticent.errors import AuditError
+
+
+def open_shadow(name: str, target: Target) -> tuple[ModelScorer, frozenset[str]]:
+    """Open one shadow model and the hashes of the texts it was trained on.
+
+    It reads texts as the target does, in the target's type.
+
+    Raises:
+        AuditError: it is not an adapted folder, so that nothing says what it was trained on.
+        ModelError, RunDirectoryError: it cannot be opened.
+    """
+    if target_kind(name) is not TargetKind.ADAPTED:
+        raise AuditError(
+            f"shadow model {name} is not what `reticent adapt` wrote, so nothing says what it was trained on"
+        )
+    dtype = target.scorer.dtype if isinstance(target.scorer, ModelScorer) else None
+    device = "cpu" if target.module is None else str(next(target.module.parameters()).device)
+    options = TargetOptions(template=target.template.model_dump(), dtype=dtype, device=device)
+    shadow = open_target(name, options)
+    assert isinstance(shadow.scorer, ModelScorer)
+    assert shadow.member_hashes is not None
+    return shadow.scorer, shadow.member_hashes
