@@ -26,6 +26,7 @@ subtract the noise.
 Shape suffixes: B records, n members.
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,6 +160,13 @@ class PerRecordGradients:
         for part in module.modules():
             for name in ("activations", "max_batch_len"):
                 part.__dict__.pop(name, None)
+
+
+def backward(loss: Tensor) -> None:
+    """Backward pass through hooked modules, without torch's notice that the first of them has no input to derive by."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 def check_per_record_gradients(gradients: Sequence[Tensor], one_by_one: Sequence[Sequence[Tensor]]) -> None:

@@ -15,6 +15,7 @@ from reticent.adaptation.dpsgd import (
     PerRecordGradients,
     add_clipped,
     add_noise,
+    backward,
     calibrate_noise,
     check_per_record_gradients,
     poisson_sample,
@@ -112,7 +113,7 @@ class PrivateGradients:
         for start in range(0, len(records), at_once):
             part = records[start : start + at_once].tolist()
             loss, _ = self._loss(self._texts.batch(part), "sum of text means")
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss)
             add_clipped(sums, self._take(len(part)), max_norm)
         add_noise(sums, self._calibration.noise_multiplier * max_norm, self._noise)
         expected_size = self._calibration.sample_rate * len(self._texts)
@@ -164,7 +165,7 @@ def probed_per_record_gradients(module: nn.Module, loss: TextLoss) -> PerRecordG
         one_by_one = [_gradients(loss, texts.batch([record]), parameters) for record in range(len(texts))]
         per_record = PerRecordGradients(module)
         together, _ = loss(texts.batch(range(len(texts))), "sum of text means")
-        together.backward()  # type: ignore[no-untyped-call]
+        backward(together)
         check_per_record_gradients(per_record.take(len(texts)), one_by_one)
     except (ModelError, AttributeError, IndexError, RuntimeError) as error:
         # What Opacus raises from within its hooks for modules that are called in ways it does not expect.
