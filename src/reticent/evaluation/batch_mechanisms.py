@@ -25,7 +25,8 @@ from reticent.randomness import NoiseSource
 _RELATIVE_FLOOR = 2.0**-52
 _ABSOLUTE_FLOOR = 2.0**-104
 _LEAST_MASS = 2.0**-1000
-_BISECTIONS = 60
+_MAX_STEPS = 200
+_ACCURACY = 2.0**-32
 
 BatchRelease = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Each session's released index among the active tokens, int64[R], and its log-likelihoods, float64[R, M]."""
@@ -174,16 +175,25 @@ def calibrate_batch(weights_RA: NDArray[np.float64], step_budget: float) -> Nois
 
 
 def keep_probabilities(weights_RA: NDArray[np.float64], step_budget: float) -> NDArray[np.float64]:
-    """The largest α of the mixture release whose information is at most b, by bisection of log α; float64[R]."""
-    low_R = np.full(len(weights_RA), 0.5 * math.log(min(step_budget / (weights_RA.shape[1] - 1), 1.0)))
-    high_R = np.zeros_like(low_R)
+    """The largest α of the mixture release whose information is at most b, float64[R].
+
+    Newton's steps for log I as a function of log α, kept inside a bracket that they shrink; see `pac.mixture`.
+    """
+    low_R = np.full(len(weights_RA), math.sqrt(min(step_budget / (weights_RA.shape[1] - 1), 1.0)))
     whole_R = _mixture_information(weights_RA, np.ones_like(low_R)) <= step_budget
-    for _ in range(_BISECTIONS):
-        middle_R = 0.5 * (low_R + high_R)
-        within_R = _mixture_information(weights_RA, np.exp(middle_R)) <= step_budget
-        low_R = np.where(within_R, middle_R, low_R)
-        high_R = np.where(within_R, high_R, middle_R)
-    return np.where(whole_R, 1.0, np.exp(low_R))
+    keep_R, high_R = np.where(whole_R, 0.5, low_R), np.ones_like(low_R)
+    for _ in range(_MAX_STEPS):
+        nats_R = _mixture_information(weights_RA, keep_R)
+        if np.all(whole_R | (np.abs(nats_R - step_budget) <= _ACCURACY * step_budget)):
+            break
+        low_R = np.where(nats_R <= step_budget, keep_R, low_R)
+        high_R = np.where(nats_R > step_budget, keep_R, high_R)
+        # Where the whole vote may be released the numbers do not matter, and may leave their range.
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            elasticity_R = keep_R * _mixture_slope(weights_RA, keep_R) / nats_R
+            step_R = keep_R * (step_budget / nats_R) ** (1.0 / elasticity_R)
+        keep_R = np.where((low_R < step_R) & (step_R < high_R), step_R, np.sqrt(low_R * high_R))
+    return np.where(whole_R, 1.0, keep_R)
 
 
 def _mixture_information(weights_RA: NDArray[np.float64], keep_R: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -192,3 +202,12 @@ def _mixture_information(weights_RA: NDArray[np.float64], keep_R: NDArray[np.flo
     gain_RA = weights_RA * phi(keep_R[:, None] * rest_RA / weights_RA)
     nats_R: NDArray[np.float64] = (weights_RA * (gain_RA + rest_RA * phi(-keep_R)[:, None])).sum(axis=1)
     return nats_R
+
+
+def _mixture_slope(weights_RA: NDArray[np.float64], keep_R: NDArray[np.float64]) -> NDArray[np.float64]:
+    """dI/dα = Σ_c q_c (1 − q_c) (log(1 + x_c) − log(1 − α)), float64[R]."""
+    rest_RA = 1.0 - weights_RA
+    with np.errstate(divide="ignore"):
+        rise_RA = np.log1p(keep_R[:, None] * rest_RA / weights_RA) - np.log1p(-keep_R)[:, None]
+    slope_R: NDArray[np.float64] = (weights_RA * rest_RA * rise_RA).sum(axis=1)
+    return slope_R

@@ -1,0 +1,228 @@
+"""Utility: how often the released token is the text's own next token, for every budget, beside what it could be.
+
+The positions of all texts, in order, are one deployment's history: S and the posterior persist, as they must. Each
+budget is run with several secrets and noise draws at once, and a row's accuracy is the mean over them. The share of
+the fine-tuning gain kept is (accuracy − public) / (noiseless − public); for a mechanism `noiseless` has the same
+secrets, for everything else it is the mean over all worlds. Standard errors are over texts; the draws are common to
+all texts, so what they add is not in them.
+
+Shape suffixes: N positions, M worlds, R sessions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reticent import _validate
+from reticent.baselines.controls import Control, control_tokens
+from reticent.decoding.votes import Decoder
+from reticent.evaluation.batch_mechanisms import batch_mechanism
+from reticent.evaluation.session_batch import SessionBatch
+from reticent.evaluation.text_means import Mean, Record, TextSpans, ratio
+from reticent.evaluation.vote_tensor import VoteTensor
+from reticent.pac.laws import ReleaseLaw
+from reticent.randomness import SeededNoise
+
+BUDGETS = tuple(2.0**-power for power in range(4, 33, 4))
+"""2^-4 to 2^-32 in steps of 2^4, in nats a token."""
+
+
+class UtilityRow(Record):
+    """One way to choose tokens.
+
+    Attributes:
+        method: `public`, `full-data`, `full-data-unrestricted`, `noiseless`, a control, or a release law.
+        step_budget: b in nats, for a release law.
+        accuracy: share of positions with the text's own next token.
+        kept: share of the fine-tuning gain; None where there is no gain, and for the two ends of the scale.
+        flips: share of dissenting positions whose token is not the realised world's vote; for a release law.
+    """
+
+    method: str
+    step_budget: float | None = None
+    accuracy: Mean
+    kept: Mean | None = None
+    flips: Mean | None = None
+
+
+class Utility(Record):
+    """The utility of one decoder.
+
+    Attributes:
+        decoder: how worlds vote.
+        rows: baselines and controls first, then release laws by falling budget.
+        gain: noiseless accuracy less the public model's.
+        unanimity: share of positions where all worlds agree.
+        in_candidates: share of positions whose next token is among the candidates, a ceiling for every row.
+        num_sessions: secrets and noise draws behind each release law's row.
+    """
+
+    decoder: Decoder
+    rows: tuple[UtilityRow, ...]
+    gain: Mean
+    unanimity: Mean
+    in_candidates: Mean
+    num_sessions: int
+
+    def row(self, method: str, step_budget: float | None = None) -> UtilityRow:
+        """The row of a method, at a budget for a release law."""
+        return next(row for row in self.rows if (row.method, row.step_budget) == (method, step_budget))
+
+
+@dataclass(frozen=True)
+class UtilitySettings:
+    """What to compare.
+
+    Attributes:
+        budgets: b in nats.
+        laws: the release laws.
+        num_sessions: secrets and noise draws for each budget; distinct worlds as far as they go.
+        seed: of secrets, noise and the controls' draws.
+    """
+
+    budgets: Sequence[float] = BUDGETS
+    laws: Sequence[ReleaseLaw] = tuple(ReleaseLaw)
+    num_sessions: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _validate.integer_in_range("num_sessions", self.num_sessions, 1)
+        _validate.integer_in_range("seed", self.seed, 0)
+        for budget in self.budgets:
+            _validate.positive_finite("budget", budget)
+
+
+def utility(tensor: VoteTensor, decoder: Decoder, settings: UtilitySettings | None = None) -> Utility:
+    """Measure the utility of every method with one decoder.
+
+    Raises:
+        InvalidValueError: a budget is out of range.
+    """
+    settings = settings or UtilitySettings()
+    votes, spans = tensor.votes(decoder), tensor.spans
+    hits_NM = votes.worlds_NM == tensor.targets_N[:, None]
+    scale = _Scale(spans, spans.sums(votes.public_N == tensor.targets_N), spans.sums(hits_NM))
+    generator = np.random.default_rng([settings.seed, 0])
+    rows = [*_ends(tensor, decoder, scale), *_controls(tensor, decoder, settings.num_sessions, generator, scale)]
+    rows += [
+        _released_row(tensor, decoder, law, budget, settings, scale)
+        for law in settings.laws
+        for budget in sorted(settings.budgets, reverse=True)
+    ]
+    in_candidates_N = (tensor.candidates_NK == tensor.targets_N[:, None]).any(axis=1)
+    return Utility(
+        decoder=decoder,
+        rows=tuple(rows),
+        gain=ratio(scale.noiseless - scale.public_I, scale.sizes),
+        unanimity=spans.mean(~votes.dissent),
+        in_candidates=spans.mean(in_candidates_N),
+        num_sessions=settings.num_sessions,
+    )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """The two ends between which a gain is kept: right tokens a text of the public model, and of each world."""
+
+    spans: TextSpans
+    public_I: NDArray[np.float64]
+    worlds_IM: NDArray[np.float64]
+
+    @property
+    def noiseless(self) -> NDArray[np.float64]:
+        """Right tokens a text of a noiseless world, mean over all worlds."""
+        mean_I: NDArray[np.float64] = self.worlds_IM.mean(axis=1)
+        return mean_I
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        """Positions of each text."""
+        return np.diff(self.spans.offsets).astype(np.float64)
+
+    def kept(self, right_I: NDArray[np.float64], noiseless_I: NDArray[np.float64] | None = None) -> Mean | None:
+        """The share of the gain that is kept, or None where the total gain is not positive."""
+        gain_I = (self.noiseless if noiseless_I is None else noiseless_I) - self.public_I
+        if not gain_I.sum() > 0.0:
+            return None
+        return ratio(right_I - self.public_I, gain_I)
+
+    def row(self, method: str, hits_N: NDArray[np.float64] | NDArray[np.bool_]) -> UtilityRow:
+        """The row of a method whose chance of the right token at each position is given."""
+        right_I = self.spans.sums(hits_N)
+        return UtilityRow(method=method, accuracy=ratio(right_I, self.sizes), kept=self.kept(right_I))
+
+
+def _ends(tensor: VoteTensor, decoder: Decoder, scale: _Scale) -> list[UtilityRow]:
+    votes, targets_N = tensor.votes(decoder), tensor.targets_N
+    rows = [
+        UtilityRow(method="public", accuracy=ratio(scale.public_I, scale.sizes)),
+        UtilityRow(method="noiseless", accuracy=ratio(scale.noiseless, scale.sizes)),
+    ]
+    if tensor.has_full:
+        rows.append(scale.row("full-data", votes.full_N == targets_N))
+        if decoder is Decoder.GREEDY:
+            rows.append(scale.row("full-data-unrestricted", tensor.full_argmax_N == targets_N))
+    return rows
+
+
+def _controls(
+    tensor: VoteTensor, decoder: Decoder, num_draws: int, generator: np.random.Generator, scale: _Scale
+) -> list[UtilityRow]:
+    votes_NM = tensor.votes(decoder).worlds_NM
+    text_N = tensor.spans.text_of_position()
+    rows = []
+    for control in Control:
+        draws = 1 if control is Control.PLURALITY else num_draws
+        hits_N = np.zeros(tensor.num_positions)
+        for _ in range(draws):
+            hits_N += control_tokens(control, votes_NM, generator, text_N) == tensor.targets_N
+        rows.append(scale.row(control.value, hits_N / draws))
+    return rows
+
+
+def _released_row(
+    tensor: VoteTensor, decoder: Decoder, law: ReleaseLaw, budget: float, settings: UtilitySettings, scale: _Scale
+) -> UtilityRow:
+    spans, dissent_N = tensor.spans, tensor.votes(decoder).dissent
+    generator = np.random.default_rng([settings.seed, 1])
+    secrets_R = _spread_secrets(settings.num_sessions, tensor.num_worlds, generator)
+    hits_N, flips_N = _release_all(tensor, decoder, law, budget, secrets_R, SeededNoise(settings.seed))
+    right_I = spans.sums(hits_N)
+    noiseless_I = scale.worlds_IM[:, secrets_R].mean(axis=1)
+    flips = ratio(spans.sums(flips_N), spans.sums(dissent_N)) if dissent_N.any() else None
+    return UtilityRow(
+        method=law.value,
+        step_budget=budget,
+        accuracy=ratio(right_I, scale.sizes),
+        kept=scale.kept(right_I, noiseless_I),
+        flips=flips,
+    )
+
+
+def _release_all(
+    tensor: VoteTensor,
+    decoder: Decoder,
+    law: ReleaseLaw,
+    budget: float,
+    secrets_R: NDArray[np.int64],
+    noise: SeededNoise,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Share of sessions that release the right token, and that release another than v_S, at each position."""
+    votes = tensor.votes(decoder)
+    hits_N = (votes.worlds_NM[:, 0] == tensor.targets_N).astype(np.float64)
+    flips_N = np.zeros(tensor.num_positions)
+    sessions = SessionBatch(batch_mechanism(law, budget), secrets_R, tensor.num_worlds, noise)
+    for position in np.flatnonzero(votes.dissent):
+        votes_M = votes.worlds_NM[position].astype(np.int64)
+        released_R = sessions.release(votes_M)
+        hits_N[position] = (released_R == tensor.targets_N[position]).mean()
+        flips_N[position] = (released_R != votes_M[secrets_R]).mean()
+    return hits_N, flips_N
+
+
+def _spread_secrets(num_sessions: int, num_worlds: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Secrets that repeat no world before all have had their turn, in random order."""
+    rounds = [generator.permutation(num_worlds) for _ in range(-(-num_sessions // num_worlds))]
+    return np.concatenate(rounds)[:num_sessions].astype(np.int64)
