@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import concurrency, decoding, machine, prompts, release, report, serving, storage, training
+from benchmarks import concurrency, decoding, machine, pmixed, prompts, release, report, serving, storage, training
 from benchmarks.parity import ParityError
 from benchmarks.rows import Benchmark
 from benchmarks.workspace import SMOKE, Sizes, Workspace
@@ -32,6 +32,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     *storage.BENCHMARKS,
     *concurrency.BENCHMARKS,
     *serving.BENCHMARKS,
+    *pmixed.BENCHMARKS,
 )
 CURVE = "curve"
 _CURVE_WEIGHT = 200.0
