@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from reticent.audit.attacks.evidence import Missing, Need, ShadowEvidence, TextEvidence
 from reticent.audit.cache import SignalCache, cached_signals
+from reticent.audit.gradient_pass import cached_gradient_norms
 from reticent.audit.overlap import TextSet
 from reticent.audit.prefixes import PrefixedScorer, longest_text
 from reticent.audit.remote import RemoteScorer
@@ -21,6 +22,7 @@ from reticent.audit.scoring import ModelScorer
 from reticent.audit.shadows import ShadowTable, shadow_evidence
 from reticent.audit.signals import ScoreTable
 from reticent.audit.targets import Target
+from reticent.audit.text_store import TextStore
 from reticent.errors import InvalidValueError
 from reticent.protocols import Progress, Scorer, TokenSignals
 
@@ -126,6 +128,7 @@ class Gatherer:
             Need.REFERENCE: self._reference,
             Need.SHADOWS: self._shadows,
             Need.PREFIX: self._prefixed,
+            Need.GRADIENT: self._gradients,
         }
         for need, make in makers.items():
             if need in needs:
@@ -192,6 +195,16 @@ class Gatherer:
         # A shot that did not fit is in no prefix; it is left out like the others, so that the choice of texts is one.
         scored = _scored(prefixed, self.signals("behind a prefix", prefixed, others))
         return {key: scored.get(key, is_shot) for key in self._hashes}
+
+    def _gradients(self, found: Ingredients) -> Mapping[str, Ingredient]:
+        scorer, module = self._target.scorer, self._target.module
+        assert isinstance(scorer, ModelScorer)
+        assert module is not None
+        self._progress.begin("gradients", len(self._texts))
+        store = TextStore(self._settings.cache / scorer.fingerprint / "gradient_norms.jsonl")
+        norms = cached_gradient_norms(module, scorer, self._texts, store, self._progress.advance)
+        found.facts["gradient norm"] = f"p = 2, over {self._target.num_trained:,} trained parameters"
+        return {key: norms.get(key, Missing(_NOTHING_PREDICTED)) for key in self._hashes}
 
     def _shots(self) -> list[str]:
         """Non-members for the prefix, drawn by the seed; few enough to leave most of them to be scored."""

@@ -12,13 +12,13 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 class WorkProgress:
-    """Shows phases of work measured in tokens; implements `protocols.Progress`."""
+    """Shows phases of work measured in tokens, or in another unit; implements `protocols.Progress`."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "tokens") -> None:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:,.0f} / {task.total:,.0f} tokens"),
+            TextColumn("{task.completed:,.0f} / {task.total:,.0f} " + unit),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
