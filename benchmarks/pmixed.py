@@ -44,7 +44,7 @@ def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 BENCHMARKS = (
     Benchmark(
         "pmixed-projection",
-        f"PMixED's projections of {_NUM_EXPERTS} experts, every order, α = {_MAX_ORDER}",
+        f"PMixED's projections of {_NUM_EXPERTS} experts, every order for accounting up to order {_MAX_ORDER}",
         "plain bisection, one expert after another",
         1 / 20,
         "<=",
