@@ -11,7 +11,7 @@ cancels.
 | mixture | its definition | rounding | rounding |
 | Gaussian, a = 2 | Φ(1 / √(2e)) | rounding | rounding |
 | Gaussian, a = 3 | Owen's T function | rounding | rounding |
-| Gaussian, a ≤ 16 | orthants, on a lattice of 2,048 or 4,096 points | 2e-4 | 0.1 % |
+| Gaussian, a ≤ 16 | orthants, on a lattice of 2,048 or 4,096 points | 2e-4 | 0.2 % |
 | a > 16, votes far below the noise | likelihood-weighted draws, on 65,536 pairs of points | 2e-3 | 3 % |
 | a > 16 otherwise | orthants, on a lattice of 256 points | 2e-3 | 2 % |
 
