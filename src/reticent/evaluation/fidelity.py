@@ -1,0 +1,141 @@
+"""Sampling fidelity: how far a decoder's law of tokens is from the noiseless mixture of the worlds.
+
+The mixture is p̄ = (1/m) Σ_j p_j over the candidates; what is measured is the total variation ½ Σ_c |P(Y = c) − p̄_c|,
+P being over coins, S and noise, by simulation at the positions whose logits were kept. A finite number of draws makes
+any empirical law differ from the true one, so the row `sampled mixture`, drawn from p̄ itself, says what total variation
+nothing but that number causes; read the others against it. The posterior is uniform at every position.
+
+Shape suffixes: F positions, M worlds, K candidates, Q draws, V distinct votes, R draws of one, A active tokens.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reticent import _validate
+from reticent.baselines.controls import fresh_world_draw, plurality
+from reticent.errors import InvalidValueError
+from reticent.evaluation.batch_mechanisms import BatchMechanism, batch_mechanism
+from reticent.evaluation.text_means import Mean, Record
+from reticent.evaluation.vote_tensor import VoteTensor
+from reticent.pac.calibration import active_votes
+from reticent.pac.laws import ReleaseLaw
+from reticent.randomness import SeededNoise
+
+SAMPLED_MIXTURE = "sampled mixture"
+
+Draws = NDArray[np.int64]
+TokensOfVotes = Callable[[NDArray[np.int64]], Draws]
+"""Votes of Q draws of coins, int64[Q, M], to one token a draw, int64[Q]."""
+
+
+class FidelityRow(Record):
+    """One decoder's mean total variation to the noiseless mixture; `step_budget` in nats for a release law."""
+
+    method: str
+    step_budget: float | None = None
+    total_variation: Mean
+
+
+class Fidelity(Record):
+    """Sampling fidelity of the Gumbel decoder, mean over positions; standard errors over texts."""
+
+    rows: tuple[FidelityRow, ...]
+    temperature: float
+    num_positions: int
+    num_draws: int
+
+
+def fidelity(
+    tensor: VoteTensor,
+    temperature: float,
+    budgets: Sequence[float],
+    num_draws: int = 256,
+    max_positions: int = 200,
+    seed: int = 0,
+) -> Fidelity:
+    """Measure sampling fidelity.
+
+    Args:
+        tensor: votes with logits.
+        temperature: of the Gumbel decoder, as the votes were cast.
+        budgets: b in nats, for each release law.
+        num_draws: draws of coins, S and noise at each position.
+        max_positions: use at most so many of the positions with logits, spread evenly.
+        seed: of all draws.
+
+    Raises:
+        InvalidValueError: the tensor holds no logits, or an argument is out of range.
+    """
+    _validate.positive_finite("temperature", temperature)
+    _validate.integer_in_range("num_draws", num_draws, 2)
+    _validate.integer_in_range("max_positions", max_positions, 1)
+    available = tensor.logit_positions_F.size
+    if not available:
+        raise InvalidValueError("the votes hold no logits; cast them with a smaller logits_every")
+    chosen_F = np.unique(np.linspace(0, available - 1, min(max_positions, available)).round().astype(np.int64))
+    generator = np.random.default_rng(seed)
+    methods: dict[tuple[str, float | None], TokensOfVotes] = {
+        ("plurality", None): plurality,
+        ("fresh-world", None): lambda votes_QM: fresh_world_draw(votes_QM, generator),
+    }
+    noise = SeededNoise(seed)
+    for law in ReleaseLaw:
+        for budget in sorted(budgets, reverse=True):
+            methods[(law.value, budget)] = _releasing(batch_mechanism(law, budget), noise, generator)
+    distances: dict[tuple[str, float | None], list[float]] = {(SAMPLED_MIXTURE, None): []} | {m: [] for m in methods}
+    for index in chosen_F:
+        scores_MK = tensor.logits_FMK[index].astype(np.float64) / temperature
+        mixture_K = _softmax(scores_MK).mean(axis=0)
+        votes_QM = _coupled_votes(scores_MK, num_draws, generator)
+        sample_Q = generator.choice(mixture_K.size, num_draws, p=mixture_K)
+        distances[(SAMPLED_MIXTURE, None)].append(total_variation(sample_Q, mixture_K))
+        for method, release in methods.items():
+            distances[method].append(total_variation(release(votes_QM), mixture_K))
+    positions_F = tensor.logit_positions_F[chosen_F]
+    rows = tuple(
+        FidelityRow(
+            method=name, step_budget=budget, total_variation=tensor.spans.mean_at(positions_F, np.array(values))
+        )
+        for (name, budget), values in distances.items()
+    )
+    return Fidelity(rows=rows, temperature=temperature, num_positions=positions_F.size, num_draws=num_draws)
+
+
+def total_variation(tokens_Q: Draws, law_K: NDArray[np.float64]) -> float:
+    """½ Σ |empirical law − law| over K tokens."""
+    empirical_K = np.bincount(tokens_Q, minlength=law_K.size) / tokens_Q.size
+    return 0.5 * float(np.abs(empirical_K - law_K).sum())
+
+
+def _coupled_votes(scores_MK: NDArray[np.float64], num_draws: int, generator: np.random.Generator) -> Draws:
+    """Each world's vote under Q fresh coin vectors shared by all worlds, int64[Q, M]."""
+    coins_QK = generator.gumbel(size=(num_draws, scores_MK.shape[1]))
+    return np.stack([(scores_MK + coins_K).argmax(axis=1) for coins_K in coins_QK])
+
+
+def _releasing(mechanism: BatchMechanism, noise: SeededNoise, generator: np.random.Generator) -> TokensOfVotes:
+    """One release a draw: S from the prior, the posterior uniform."""
+
+    def release(votes_QM: Draws) -> Draws:
+        num_draws, num_worlds = votes_QM.shape
+        secrets_Q = generator.integers(num_worlds, size=num_draws)
+        distinct_VM, which_Q = np.unique(votes_QM, axis=0, return_inverse=True)
+        tokens_Q = votes_QM[:, 0].copy()
+        for number, votes_M in enumerate(distinct_VM):
+            active_A, index_M = active_votes(votes_M)
+            if active_A.size > 1:
+                draws = np.flatnonzero(which_Q == number)
+                weights_RM = np.full((draws.size, num_worlds), 1.0 / num_worlds)
+                index_R, _ = mechanism.release(index_M, weights_RM, secrets_Q[draws], noise)
+                tokens_Q[draws] = active_A[index_R]
+        return tokens_Q
+
+    return release
+
+
+def _softmax(scores_MK: NDArray[np.float64]) -> NDArray[np.float64]:
+    weights_MK = np.exp(scores_MK - scores_MK.max(axis=1, keepdims=True))
+    law_MK: NDArray[np.float64] = weights_MK / weights_MK.sum(axis=1, keepdims=True)
+    return law_MK

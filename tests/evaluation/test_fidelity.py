@@ -1,0 +1,60 @@
+"""Total variation where the laws are known."""
+
+import numpy as np
+import pytest
+from hand_made_votes import NUM_CANDIDATES, tensor_of
+
+from reticent.errors import InvalidValueError
+from reticent.evaluation.fidelity import SAMPLED_MIXTURE, Fidelity, fidelity, total_variation
+
+SURE, TINY = 50.0, 2.0**-32
+
+
+def with_logits(logits):
+    """Eight worlds; the logits of every position, [M, K]."""
+    positions = 6
+    logits = np.asarray(logits, np.float16)
+    votes = np.zeros((positions, len(logits)), dtype=int)
+    return tensor_of(votes, [0] * 6, [0] * 6, lengths=[3, 3], logits=np.stack([logits] * positions))
+
+
+def values(result):
+    return {(row.method, row.step_budget): row.total_variation.value for row in result.rows}
+
+
+def test_one_dissenter_among_eight_at_a_tiny_budget():
+    # Seven worlds say 0, one says 1, all for certain: p̄ = (7/8, 1/8).
+    logits = np.zeros((8, NUM_CANDIDATES))
+    logits[:7, 0] = logits[7, 1] = SURE
+    result = fidelity(with_logits(logits), 1.0, [TINY], num_draws=2000)
+    found = values(result)
+    assert found[(SAMPLED_MIXTURE, None)] < 0.02
+    assert found[("fresh-world", None)] < 0.02
+    assert found[("mixture", TINY)] < 0.02
+    assert found[("plurality", None)] == pytest.approx(1 / 8, abs=1e-9)
+    assert found[("gaussian", TINY)] == pytest.approx(0.5 - 1 / 8, abs=0.02)
+    assert result.num_positions == 6
+    assert Fidelity.model_validate_json(result.model_dump_json()) == result
+
+
+def test_worlds_that_agree_in_law_are_sampled_exactly():
+    logits = np.tile(np.log([0.5, 0.3, 0.2]), (8, 1))
+    result = fidelity(with_logits(np.pad(logits, ((0, 0), (0, 5)), constant_values=-np.inf)), 1.0, [TINY], 4000)
+    assert max(values(result).values()) < 0.03
+
+
+def test_temperature_sharpens_the_law():
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(8, NUM_CANDIDATES))
+    for temperature in (0.5, 2.0):
+        found = values(fidelity(with_logits(logits), temperature, [], num_draws=4000))
+        assert found[("fresh-world", None)] < 0.05
+
+
+def test_total_variation_by_hand():
+    assert total_variation(np.array([0, 0, 1, 2]), np.array([0.25, 0.25, 0.5])) == pytest.approx(0.25)
+
+
+def test_without_logits_there_is_nothing_to_measure():
+    with pytest.raises(InvalidValueError, match="logits_every"):
+        fidelity(tensor_of([[1, 1]], [0], [0]), 1.0, [])
