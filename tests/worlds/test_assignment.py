@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from reticent.errors import InvalidValueError
-from reticent.worlds.assignment import membership_matrix
+from reticent.worlds.assignment import membership_matrix, shard_matrix
 
 sizes = st.tuples(st.integers(2, 300), st.integers(1, 40).map(lambda half: 2 * half), st.integers(0, 2**70))
 
@@ -112,3 +112,15 @@ def test_a_hundred_thousand_units_fit():
 def test_arguments_outside_their_range_are_refused(arguments, name):
     with pytest.raises(InvalidValueError, match=name):
         membership_matrix(*arguments)
+
+
+def test_shards_hold_each_unit_once_and_are_balanced():
+    for num_units, num_shards in ((8, 8), (50, 8), (1001, 32)):
+        shards = shard_matrix(num_units, num_shards, seed=3)
+        assert (shards.sum(1) == 1).all()
+        assert np.ptp(shards.sum(0)) <= 1
+        np.testing.assert_array_equal(shards, shard_matrix(num_units, num_shards, seed=3))
+        if num_units > num_shards:
+            assert not np.array_equal(shards, shard_matrix(num_units, num_shards, seed=4))
+    with pytest.raises(InvalidValueError):
+        shard_matrix(7, 8, 0)

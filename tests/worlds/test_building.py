@@ -21,6 +21,7 @@ from reticent.errors import (
     StorageError,
 )
 from reticent.worlds import building
+from reticent.worlds.assignment import Assignment
 from reticent.worlds.building import BuildRequest, build_run
 from reticent.worlds.collection import RunDirectory
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME, WORLDS_NAME
@@ -251,3 +252,18 @@ def test_bfloat16_adapters_resume_to_the_same_bits(
     run = build_run(stopped, Silent(), resume=True)
     assert_same_bits(whole.out, stopped.out)
     assert {tensor.dtype for tensor in run.worlds().up.values()} == {torch.bfloat16}
+
+
+def test_disjoint_shards_are_built_and_refused_where_the_guarantee_needs_overlap(
+    tmp_path: Path, corpus: Path, tiny_llama_folder: Path
+) -> None:
+    request = dataclasses.replace(
+        small_request(corpus, tiny_llama_folder, tmp_path / "shards"), assignment=Assignment.DISJOINT
+    )
+    run = build_run(request, Silent())
+    assert (run.membership().members.sum(1) == 1).all()
+    assert RunDirectory.open(tmp_path / "shards", None).manifest.assignment is Assignment.DISJOINT
+    with pytest.raises(RunDirectoryError, match="disjoint worlds and overlapping ones are needed"):
+        RunDirectory.open(tmp_path / "shards")
+    with pytest.raises(RunDirectoryError, match="assignment"):
+        build_run(dataclasses.replace(request, assignment=Assignment.OVERLAPPING), Silent(), resume=True)

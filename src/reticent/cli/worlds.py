@@ -8,6 +8,7 @@ import typer
 
 from reticent.cli.output import console, facts, notes, print_json
 from reticent.errors import InterruptedRunError, InvalidValueError
+from reticent.worlds.assignment import Assignment
 
 if TYPE_CHECKING:
     from reticent.worlds.manifest import Manifest
@@ -54,6 +55,10 @@ def build(
     dtype: Annotated[DType, typer.Option(help="Type to compute in.")] = DType.FLOAT32,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, …")] = "cpu",
     seed: Annotated[int, typer.Option(help="Public seed of record order and initial adapters.")] = 0,
+    assignment: Annotated[
+        Assignment,
+        typer.Option(help="Overlapping worlds, or disjoint shards: for comparison only, nothing is served from them."),
+    ] = Assignment.OVERLAPPING,
     membership_seed: Annotated[int, typer.Option(help="Public seed that assigns units to worlds.")] = 0,
     worlds_at_once: Annotated[
         int | None, typer.Option(help="Worlds trained in one batched pass; bounds memory. Chosen to fit unless given.")
@@ -88,7 +93,7 @@ def build(
         problem = error.errors()[0]
         raise InvalidValueError(f"{problem['loc'][0]}: {problem['msg']}, got {problem['input']!r}") from None
     request = BuildRequest(
-        corpus, model, out, worlds, lora, training, text_key, unit_key, limit, membership_seed, device
+        corpus, model, out, worlds, lora, training, text_key, unit_key, limit, membership_seed, device, assignment
     )
     try:
         with WorkProgress() as progress:
@@ -116,7 +121,7 @@ def verify(
     """Compare every file of a run, and its base model, with the hashes in the manifest."""
     from reticent.worlds.collection import RunDirectory
 
-    opened = RunDirectory.open(run)
+    opened = RunDirectory.open(run, None)
     if base:
         opened.base(model)
     if as_json:
@@ -139,7 +144,7 @@ def export(
 
     if (world is None) != full:
         raise InvalidValueError("give either --world J or --full")
-    export_world(RunDirectory.open(run), world, out)
+    export_world(RunDirectory.open(run, None), world, out)
     notes.print(f"wrote {out}", highlight=False)
 
 

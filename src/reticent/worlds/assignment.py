@@ -11,8 +11,13 @@ levelled by a few random swaps inside rows: about 0.4 / sqrt(n) of all membershi
 n = 100,000. Both steps treat all units and all worlds alike, so the law of the matrix is exchangeable in both, and the
 expected share of worlds common to any two units is exactly (n - 2) / (4 (n - 1)) for even n.
 
+Disjoint shards are the other way to cut a corpus, each unit in exactly one, on which ensembles such as PMixED are
+trained. They carry no prior of one half, so nothing may be released from them under the guarantee.
+
 Only the raw 64-bit stream of Philox is used, which NumPy keeps stable across versions, unlike its distributions.
 """
+
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +25,19 @@ from numpy.typing import NDArray
 from reticent import _validate
 
 _ROWS_AT_ONCE = 16_384
+
+
+class Assignment(StrEnum):
+    """How units are given to worlds."""
+
+    OVERLAPPING = "overlapping"
+    DISJOINT = "disjoint"
+
+
+def assigned(assignment: Assignment, num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:
+    """`membership_matrix` or `shard_matrix`."""
+    make = membership_matrix if assignment is Assignment.OVERLAPPING else shard_matrix
+    return make(num_units, num_worlds, seed)
 
 
 def membership_matrix(num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:
@@ -41,6 +59,25 @@ def membership_matrix(num_units: int, num_worlds: int, seed: int) -> NDArray[np.
     worlds_first = np.ascontiguousarray(members.T)
     _level_columns(stream, worlds_first)
     return np.ascontiguousarray(worlds_first.T)
+
+
+def shard_matrix(num_units: int, num_shards: int, seed: int) -> NDArray[np.bool_]:
+    """Return bool[num_units, num_shards], true in exactly one shard for each unit, shards equal to within one unit.
+
+    Args:
+        num_units: number of privacy units, at least one a shard.
+        num_shards: number of shards, even and at least 2, as run directories hold worlds.
+        seed: any non-negative integer.
+
+    Raises:
+        InvalidValueError: an argument is outside its range.
+    """
+    _validate.num_worlds(num_shards)
+    _validate.integer_in_range("num_units", num_units, num_shards)
+    _validate.integer_in_range("seed", seed, 0)
+    stream = np.random.Philox(np.random.SeedSequence(int(seed), spawn_key=(int(num_units), int(num_shards))))
+    shard_of_unit = _shuffled(stream, np.arange(num_units) % num_shards)
+    return shard_of_unit[:, None] == np.arange(num_shards)
 
 
 def _balanced_rows(stream: np.random.Philox, num_units: int, num_worlds: int) -> NDArray[np.bool_]:

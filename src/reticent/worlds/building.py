@@ -26,7 +26,7 @@ from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.forward import BatchedDecoder, batched_decoder
 from reticent.models import BaseModel, resolve_base_model, usable_device
 from reticent.protocols import Progress
-from reticent.worlds.assignment import membership_matrix
+from reticent.worlds.assignment import Assignment, assigned
 from reticent.worlds.collection import (
     Membership,
     RunDirectory,
@@ -56,6 +56,7 @@ class BuildRequest:
         num_worlds: m. membership_seed: public; assigns units to worlds.
         lora, training: what each adapter is and how it is trained.
         device: where to train.
+        assignment: overlapping worlds, or disjoint shards.
     """
 
     corpus: Path
@@ -69,6 +70,7 @@ class BuildRequest:
     limit: int | None = None
     membership_seed: int = 0
     device: str = "cpu"
+    assignment: Assignment = Assignment.OVERLAPPING
 
 
 def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False) -> RunDirectory:
@@ -112,7 +114,7 @@ class _Build:
         self._base = base
         self._texts = texts
         self._membership = Membership(
-            membership_matrix(units.num_units, request.num_worlds, request.membership_seed),
+            assigned(request.assignment, units.num_units, request.num_worlds, request.membership_seed),
             units.unit_of_record,
             _record_hashes(corpus),
         )
@@ -159,12 +161,13 @@ class _Build:
             corpus=self._corpus_record,
             training=self._request.training,
             membership_seed=self._request.membership_seed,
+            assignment=self._request.assignment,
         )
         self._folder.tidy()
-        return RunDirectory.open(self._request.out)
+        return RunDirectory.open(self._request.out, self._request.assignment)
 
     def _already_finished(self) -> RunDirectory:
-        run = RunDirectory.open(self._request.out)
+        run = RunDirectory.open(self._request.out, None)
         earlier = run.manifest.model_dump(mode="json", include=set(self._identity()))
         self._folder.check_same(earlier, self._identity(), "built")
         self._folder.tidy()
@@ -176,6 +179,7 @@ class _Build:
         return {
             "num_worlds": self._request.num_worlds,
             "membership_seed": self._request.membership_seed,
+            "assignment": self._request.assignment.value,
             "base": self._base_record.model_dump(mode="json"),
             "corpus": self._corpus_record.model_dump(mode="json"),
             "lora": self._request.lora.model_dump(mode="json"),

@@ -29,6 +29,7 @@ from reticent.ensemble.engine import Engine
 from reticent.ensemble.forward import batched_decoder
 from reticent.errors import RunDirectoryError
 from reticent.models import BaseModel, resolve_base_model, usable_device
+from reticent.worlds.assignment import Assignment
 from reticent.worlds.manifest import (
     FULL_NAME,
     MANIFEST_NAME,
@@ -68,13 +69,24 @@ class RunDirectory:
     manifest: Manifest
 
     @classmethod
-    def open(cls, folder: Path) -> "RunDirectory":
+    def open(cls, folder: Path, assignment: Assignment | None = Assignment.OVERLAPPING) -> "RunDirectory":
         """Open a run and verify the hash of each of its files.
 
+        Args:
+            folder: the run directory.
+            assignment: what its worlds must be; None for either. Only overlapping worlds carry the guarantee, so that
+                is what one gets without asking.
+
         Raises:
-            RunDirectoryError: it is missing, half-built, damaged or of a newer schema.
+            RunDirectoryError: it is missing, half-built, damaged, of a newer schema, or its worlds are of the other
+                kind.
         """
         manifest = read_manifest(folder)
+        if assignment not in (None, manifest.assignment):
+            raise RunDirectoryError(
+                f"{folder} holds {manifest.assignment} worlds and {assignment} ones are needed here; "
+                f"build a run with --assignment {assignment}"
+            )
         check_files(folder, manifest.files)
         return cls(folder, manifest)
 

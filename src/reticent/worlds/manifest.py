@@ -10,6 +10,7 @@ from reticent._records import package_versions as package_versions
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import RunDirectoryError
 from reticent.models import BaseRecord as BaseRecord
+from reticent.worlds.assignment import Assignment
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -49,6 +50,7 @@ class Manifest(_Record):
     corpus: CorpusRecord | None = None
     training: TrainingSettings | None = None
     membership_seed: int | None = None
+    assignment: Assignment = Assignment.OVERLAPPING
     versions: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str]
 
