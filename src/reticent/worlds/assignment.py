@@ -77,7 +77,8 @@ def shard_matrix(num_units: int, num_shards: int, seed: int) -> NDArray[np.bool_
     _validate.integer_in_range("seed", seed, 0)
     stream = np.random.Philox(np.random.SeedSequence(int(seed), spawn_key=(int(num_units), int(num_shards))))
     shard_of_unit = _shuffled(stream, np.arange(num_units) % num_shards)
-    return shard_of_unit[:, None] == np.arange(num_shards)
+    members: NDArray[np.bool_] = shard_of_unit[:, None] == np.arange(num_shards)
+    return members
 
 
 def _balanced_rows(stream: np.random.Philox, num_units: int, num_worlds: int) -> NDArray[np.bool_]:
