@@ -68,7 +68,7 @@ def test_extraction_and_exposure_count_under_different_classes():
 
 
 def test_privacy_recorded_with_the_model_is_repeated_as_recorded():
-    target = {"name": "m", "dp": {"epsilon": 8.0, "delta": 1e-5, "accountant": "PRV"}}
+    target = {"name": "m", "differential_privacy": {"epsilon": 8.0, "delta": 1e-5, "accountant": "PRV"}}
     row = by_class(sample_audit(target=target))["Differentially private training"]
     assert row.tested == "no"
     assert "epsilon 8.0, delta 1e-05, accountant PRV" in row.how

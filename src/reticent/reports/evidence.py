@@ -180,7 +180,7 @@ def _reconstruction(result: AuditResult) -> Finding:
 
 
 def _aisvs(result: AuditResult) -> tuple[Finding, ...]:
-    privacy = result.target.get("dp")
+    privacy = result.target.get("differential_privacy")
     recorded = ", ".join(f"{key} {value}" for key, value in privacy.items()) if isinstance(privacy, dict) else ""
     return (
         Finding(
