@@ -68,6 +68,9 @@ def load_peft(model: Any, folder: Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(f"{folder} is not a PEFT folder with {CONFIG_NAME} and {WEIGHTS_NAME}: {error}") from None
     config.inference_mode = True
+    misfit = _misfit(model, config)
+    if misfit:
+        raise ModelError(f"{folder} does not fit this base model: {misfit}")
     try:
         module = _wrapped(model, config)
     except (ValueError, KeyError, AttributeError) as error:
@@ -258,6 +261,23 @@ def _refuse_checkpointing(model: Any) -> None:
             if getattr(model, name):
                 raise ModelError(CHECKPOINTED_PREFIX)
             return
+
+
+def _misfit(model: Any, config: Any) -> str | None:
+    """Why virtual tokens or a prefix, whose shapes stand in their settings alone, cannot be the base's; or None."""
+    task = "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"
+    if config.task_type != task:
+        return f"it is for {config.task_type} models, this one is for {task}"
+    if not config.is_prompt_learning:
+        return None
+    if config.peft_type == "PREFIX_TUNING":
+        states = _cached_states(model, 1)
+        _, num_heads, _, head_size = states[0][0].shape
+        needed = len(states), num_heads, num_heads * head_size
+        found = config.num_layers, config.num_attention_heads, config.token_dim
+        return None if found == needed else f"its prefix has layers, heads and width {found}, {needed} are needed"
+    width = model.get_input_embeddings().weight.shape[1]
+    return None if config.token_dim == width else f"its tokens have {config.token_dim} features, {width} are needed"
 
 
 def _difference(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> str | None:

@@ -22,14 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import nn
 
-from reticent.adaptation.bottleneck import BottleneckModel, Placement
-from reticent.adaptation.checkpoint import save_tensors
+from reticent.adaptation.bottleneck import BottleneckModel, Placement, load_bottleneck, save_bottleneck
 from reticent.adaptation.in_context import InContextModel, load_demonstrations, save_demonstrations, without_begin
 from reticent.adaptation.peft_techniques import (
     CHECKPOINTED_PREFIX,
@@ -62,13 +59,6 @@ __all__ = [
     "save_technique",
     "technique_parameters",
 ]
-
-BOTTLENECK_NAME = "bottleneck.safetensors"
-_PLACEMENTS = {
-    Technique.ADAPTER_H: Placement.HOULSBY,
-    Technique.ADAPTER_P: Placement.PFEIFFER,
-    Technique.PARALLEL: Placement.PARALLEL,
-}
 
 
 def parse_technique(name: str) -> Technique:
@@ -109,7 +99,7 @@ def attach(model: Any, technique: Technique, settings: TechniqueSettings, *, see
             return _as_module(attach_peft(model.requires_grad_(requires_grad=False), technique, settings))
         return BottleneckModel(
             model,
-            _PLACEMENTS[technique],
+            Placement(technique.value),
             width=settings.bottleneck,
             scale=settings.parallel_scale,
             dropout=settings.dropout,
@@ -206,7 +196,7 @@ def enable_gradient_checkpointing(module: nn.Module) -> None:
     if config is not None and config.peft_type == "PREFIX_TUNING":
         raise ModelError(CHECKPOINTED_PREFIX)
     base: Any = module
-    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    base.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
 
 def save_technique(module: nn.Module, technique: Technique, settings: TechniqueSettings, folder: Path) -> None:
@@ -223,8 +213,7 @@ def save_technique(module: nn.Module, technique: Technique, settings: TechniqueS
     elif isinstance(module, InContextModel):
         save_demonstrations(module, folder)
     elif isinstance(module, BottleneckModel):
-        metadata = {"technique": str(technique), "scale": str(settings.parallel_scale)}
-        save_tensors(folder / BOTTLENECK_NAME, module.adapter_tensors(), metadata)
+        save_bottleneck(module, folder)
     else:
         save_peft(module, folder)
 
@@ -249,17 +238,11 @@ def load_technique(base_model: Any, technique: Technique, settings: TechniqueSet
     elif technique is Technique.FULL:
         module = BaseModel(folder.name, folder).load(base_model.dtype).to(base_model.device)
     else:
-        path = folder / BOTTLENECK_NAME
-        try:
-            tensors = safetensors.torch.load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path} holds no bottleneck adapters: {error}") from None
-        module = attach(base_model, technique, settings)
-        try:
-            module.load_adapter_tensors(tensors)
-        except ModelError:
+        module = load_bottleneck(base_model, folder)
+        found, needed = (module.placement, module.width), (technique, settings.bottleneck)
+        if found != needed:
             module.remove()
-            raise
+            raise ModelError(f"{folder} holds {found[0]} of width {found[1]}, not {needed[0]} of width {needed[1]}")
     return _as_module(module.eval().requires_grad_(requires_grad=False))
 
 
