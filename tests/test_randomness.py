@@ -39,6 +39,32 @@ def test_system_normals_have_finite_symmetric_tails_beyond_nine_deviations(monke
     assert _normal_from(monkeypatch, 2**63) == pytest.approx(0.0, abs=1e-15)
 
 
+@pytest.mark.parametrize("source", [SystemNoise(), SeededNoise(4)])
+def test_uniforms_are_uniform_and_independent(source):
+    sample = source.uniform(200_000)
+    assert sample.dtype == np.float64
+    assert ((sample > 0.0) & (sample <= 1.0)).all()
+    assert stats.kstest(sample, "uniform").pvalue > FALSE_ALARM
+    lag_product = (sample[:-1] - 0.5) * (sample[1:] - 0.5) * 12
+    assert abs(lag_product.mean()) < stats.norm.isf(FALSE_ALARM / 2) / np.sqrt(lag_product.size)
+    assert source.uniform(0).size == 0
+
+
+def test_uniforms_keep_their_precision_near_zero_and_never_reach_it(monkeypatch):
+    """A probability of 2^-64 is met by the numbers below it, half of them in its lower half: not one grid point."""
+
+    def uniform_of(high, low):
+        drawn = high.to_bytes(8, "little") + low.to_bytes(8, "little")
+        monkeypatch.setattr("reticent.randomness.os.urandom", lambda count: drawn[:count])
+        return float(SystemNoise().uniform(1)[0])
+
+    assert uniform_of(0, 0) == 2.0**-129
+    assert uniform_of(0, 2**63) == pytest.approx(2.0**-65, rel=1e-15)
+    assert uniform_of(0, 2**64 - 1) == 2.0**-64
+    assert uniform_of(1, 0) == pytest.approx(2.0**-64, rel=1e-15)
+    assert uniform_of(2**64 - 1, 2**64 - 1) == 1.0
+
+
 @pytest.mark.parametrize("source", [SystemNoise(), SeededNoise(5)])
 def test_secret_index_is_uniform(source):
     counts = np.bincount([source.secret_index(6) for _ in range(30_000)], minlength=6)
@@ -51,6 +77,8 @@ def test_only_the_system_source_is_secure_and_only_the_seeded_one_repeats():
     assert SeededNoise.is_secure is False
     np.testing.assert_array_equal(SeededNoise(9).standard_normal(5), SeededNoise(9).standard_normal(5))
     assert not np.array_equal(SystemNoise().standard_normal(5), SystemNoise().standard_normal(5))
+    np.testing.assert_array_equal(SeededNoise(9).uniform(5), SeededNoise(9).uniform(5))
+    assert not np.array_equal(SystemNoise().uniform(5), SystemNoise().uniform(5))
 
 
 @pytest.mark.parametrize("worlds", [0, -2, 1.5, True])

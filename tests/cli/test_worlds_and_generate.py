@@ -95,6 +95,20 @@ def test_generated_tokens_are_charged_and_go_on_from_the_same_state(capsys, run)
     assert shown["tokens"] == first["tokens"] + second["tokens"]
 
 
+def test_the_release_law_is_chosen_for_each_call_and_changes_no_charge(capsys, run):
+    spent = 0.0
+    for law in ("mixture", "gaussian", "mixture"):
+        result = result_of(capsys, "generate", run, "--release", law, "--max-tokens", 4, "--step-budget", "2^-6")
+        assert result["release"] == law
+        assert result["nats_charged"] == result["tokens"] * 2.0**-6
+        spent += result["nats_charged"]
+        assert result["nats_charged_in_all"] == spent
+    assert result_of(capsys, "generate", run, "--max-tokens", 1)["release"] == "gaussian"
+    code, _, err = outcome(capsys, "generate", run, "--release", "laplace")
+    assert code == 2
+    assert "mixture" in err
+
+
 def test_text_comes_on_standard_output_and_facts_after_it(capsys, run):
     code, out, err = outcome(capsys, "generate", run, "--prompt", "the", "--max-tokens", 4, "--seed", 3)
     assert code == 0

@@ -6,6 +6,7 @@ from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import BudgetExhaustedError, InvalidValueError, StorageError
 from reticent.pac.accounting import charge_units, units_to_nats
 from reticent.pac.curator import Curator, CuratorState
+from reticent.pac.laws import ReleaseLaw
 from reticent.randomness import PublicCoins, SeededNoise
 
 WORLDS, VOCAB, WINDOW = 6, 11, 16
@@ -73,11 +74,11 @@ def show(stream, shown):
         shown.append(token)
 
 
-def settings_for(decoder, step_budget=0.05):
-    return DecodingSettings(Decoder(decoder), step_budget, temperature=0.8, num_candidates=5)
+def settings_for(decoder, step_budget=0.05, law=ReleaseLaw.GAUSSIAN):
+    return DecodingSettings(Decoder(decoder), step_budget, temperature=0.8, num_candidates=5, release_law=law)
 
 
-def naive_generation(decoder, prompt, secret, noise_seed, length):
+def naive_generation(decoder, law, prompt, secret, noise_seed, length):
     """Recompute everything from the definitions, with scalar loops and a fresh ensemble call for every token."""
     ensemble, curator = BigramEnsemble(), curator_at(secret, ListStore(), noise_seed)
     tokens, answer = list(prompt), []
@@ -90,19 +91,20 @@ def naive_generation(decoder, prompt, secret, noise_seed, length):
         for row in rows[1:].astype(np.float64):
             scores = {c: row[c] / temperature + u for c, u in zip(candidates, coins, strict=True)}
             votes.append(max(candidates, key=lambda c: (scores[c], -c)))
-        released = curator.release(np.array(votes), 0.05, request="naive", step=step)
+        released = curator.release(np.array(votes), 0.05, request="naive", step=step, release_law=law)
         answer.append(GeneratedToken(released.token, len(set(votes))))
         tokens.append(released.token)
     return answer
 
 
 @pytest.mark.parametrize("decoder", list(Decoder))
+@pytest.mark.parametrize("law", list(ReleaseLaw))
 @pytest.mark.parametrize("secret", [0, 4])
-def test_the_loop_agrees_with_one_that_recomputes_everything(decoder, secret):
-    expected = naive_generation(decoder, [3, 1], secret, 5, 12)
+def test_the_loop_agrees_with_one_that_recomputes_everything(decoder, law, secret):
+    expected = naive_generation(decoder, law, [3, 1], secret, 5, 12)
     store = ListStore()
     found = list(
-        generate(BigramEnsemble(), [3, 1], settings_for(decoder), curator_at(secret, store, 5), COINS, "r", 12)
+        generate(BigramEnsemble(), [3, 1], settings_for(decoder, law=law), curator_at(secret, store, 5), COINS, "r", 12)
     )
     assert found == expected
     assert {token.num_active for token in found} - {1}

@@ -4,20 +4,24 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from pac.pac_oracles import MemoryStore
 from scipy import stats
 
+from reticent.decoding.decoder import cast_votes
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import StorageError
 from reticent.pac.accounting import cap_units, charge_units
 from reticent.pac.curator import Curator, CuratorState
+from reticent.pac.laws import ReleaseLaw
 from reticent.pac.posterior import Posterior
 from reticent.randomness import PublicCoins, SeededNoise
 from reticent.server.batching import Batcher, ClosingError, QueueFullError
 from reticent.server.jobs import Ending, Job, TokenSource
+from reticent.server.stepping import decode_step
 
 WORLDS, VOCABULARY, WINDOW = 4, 16, 4096
 NATS = 2.0**-32
@@ -154,6 +158,24 @@ def test_answers_are_those_of_the_token_loop_alone(started):
             alone.tokens.append(expected[-1])
         assert job.sink.tokens == expected
         assert job.sink.ending is Ending.LENGTH
+
+
+@pytest.mark.parametrize("law", list(ReleaseLaw))
+def test_a_step_releases_by_the_law_the_job_is_set_to(law):
+    """Dissenting votes, drawn from one seed: the step's token and posterior are those of the curator asked alone."""
+    job = make_job()
+    job.settings = replace(SETTINGS, release_law=law)
+    ensemble, stepped, alone = Arithmetic(), make_curator(secret=1), make_curator(secret=1)
+    ensemble.world_logits = lambda context, ids: 5 * np.cos(ids * (context.length + 2.0 * np.arange(WORLDS)[:, None]))
+    job.context = ensemble.open(job.prompt)
+    for _ in range(5):
+        [(_, token, _)] = decode_step(ensemble, stepped, [job], public_fallback=False).tokens
+        votes = cast_votes(ensemble, job.context, job.settings, job.coins, job.step)
+        released = alone.release(votes, NATS, request="r", step=job.step, release_law=law)
+        assert token == released.token
+        np.testing.assert_array_equal(stepped.state.log_posterior, alone.state.log_posterior)
+        ensemble.extend([job.context], [token])
+    assert stepped.state.dissenting_steps > 0
 
 
 class ActingAt(Recorder):

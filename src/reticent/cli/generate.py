@@ -100,7 +100,7 @@ def generate(
         except BudgetExhaustedError as error:
             exhausted, generation.stopped_by = error, "budget"
         spent = curator.account.spent_units - spent_before
-        _report(generation, spent, curator, coins.key if decoder is Decoder.GUMBEL else None, as_json)
+        _report(generation, spent, curator, release, coins.key if decoder is Decoder.GUMBEL else None, as_json)
     if exhausted is not None:
         raise exhausted
 
@@ -128,7 +128,12 @@ def _pieces(
 
 
 def _report(
-    generation: Generation, spent_units: int, curator: "Curator", coin_key: bytes | None, as_json: bool
+    generation: Generation,
+    spent_units: int,
+    curator: "Curator",
+    release: ReleaseLaw,
+    coin_key: bytes | None,
+    as_json: bool,
 ) -> None:
     from reticent.pac.accounting import units_to_nats
 
@@ -146,6 +151,7 @@ def _report(
                 "milliseconds_to_first_token": generation.milliseconds_to_first_token,
                 "nats_charged_in_all": total,
                 "stopped_by": generation.stopped_by,
+                "release": release.value,
                 "coin_key": None if coin_key is None else coin_key.hex(),
             }
         )
@@ -156,7 +162,7 @@ def _report(
         facts(
             {
                 "tokens released": f"{generation.tokens} (stopped by {generation.stopped_by})",
-                "dissenting steps": f"{generation.dissenting_steps}",
+                "dissenting steps": f"{generation.dissenting_steps}, released by the {release.value} law",
                 "charged": format_nats(units_to_nats(spent_units)),
                 "charged in all": format_nats(total),
                 "membership success": f"at most {percent_at_most(curator.membership_success)}",
