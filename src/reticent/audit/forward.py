@@ -105,6 +105,11 @@ class TextForward:
         return int(self._inner.get_input_embeddings().num_embeddings)
 
     @property
+    def vocab_size(self) -> int:
+        """Entries of a row of logits, V."""
+        return int(self._inner.get_output_embeddings().weight.shape[0])
+
+    @property
     def context_length(self) -> int | None:
         """The most tokens of a sequence, without virtual tokens and demonstrations; None for no limit."""
         limit = getattr(self._inner.config, "max_position_embeddings", None)
@@ -141,8 +146,7 @@ class TextForward:
         self, batch: Sequence[ScoredSequence], shared: SharedBeginning, pad_id: int
     ) -> list[TokenSignals | None]:
         """The signals of each sequence, which begins with what is shared and has at least one scored token."""
-        # Row t of a causal model predicts token t + 1 of what it reads, of a decoder token t.
-        lead = 0 if self.is_encoder_decoder else shared.num_tokens + 1
+        lead = self._lead + shared.num_tokens
         width = self._width(batch, shared)
         scored_BT = torch.zeros(len(batch), width, dtype=torch.bool)
         for row, sequence in zip(scored_BT, batch, strict=True):
@@ -159,10 +163,19 @@ class TextForward:
             stacked = signals_of_logits(self._logits(batch, shared, pad_id)[:, -width:][scored_BT], targets_N)
         return split_signals(stacked, [sequence.num_scored for sequence in batch])
 
+    def next_token_logits(self, sequence: ScoredSequence) -> Tensor:
+        """The logits that predict each scored token of one sequence, [N, V]."""
+        logits_TV = self._logits([sequence], _NOTHING_SHARED, 0)[0]
+        return logits_TV[-(len(sequence.token_ids) - self._lead) :][sequence.first_scored - self._lead :]
+
+    @property
+    def _lead(self) -> int:
+        """Row t of the logits predicts token t + lead of what is read: a decoder has a start token before its own."""
+        return 0 if self.is_encoder_decoder else 1
+
     def _width(self, batch: Sequence[ScoredSequence], shared: SharedBeginning) -> int:
         """Positions that the batch reads: the last token of a text is only predicted."""
-        longest = max(len(sequence.token_ids) for sequence in batch)
-        return longest if self.is_encoder_decoder else longest - 1 - shared.num_tokens
+        return max(len(sequence.token_ids) for sequence in batch) - self._lead - shared.num_tokens
 
     def _logits(self, batch: Sequence[ScoredSequence], shared: SharedBeginning, pad_id: int) -> Tensor:
         """[B, virtual + T, V]."""

@@ -91,6 +91,11 @@ class ModelScorer:
         return self._forward.dtype
 
     @property
+    def vocab_size(self) -> int:
+        """Entries of a row of logits, V."""
+        return self._forward.vocab_size
+
+    @property
     def context_length(self) -> int | None:
         """The most tokens that a text may have together with a prefix; None where the model sets no limit."""
         return self._forward.context_length
@@ -137,6 +142,14 @@ class ModelScorer:
                 signals = self._forward.signals(batch, shared, self._pad)
                 for sequence, its_signals in zip(batch, signals, strict=True):
                     result[sequence.number] = its_signals
+        return result
+
+    @torch.inference_mode()
+    def next_token_logits(self, text: EncodedText) -> NDArray[np.float32]:
+        """The logits that predict each scored token of one text, float32[scored tokens, V]."""
+        with self._forward.ready():
+            logits = self._forward.next_token_logits(self._sequence(0, text, self._forward.demonstration_ids))
+        result: NDArray[np.float32] = logits.float().cpu().numpy()
         return result
 
     def _sequence(self, number: int, text: EncodedText, before: NDArray[np.int64]) -> ScoredSequence:
