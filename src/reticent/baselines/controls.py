@@ -9,11 +9,14 @@ What they do not protect is what the calibrated release does not protect either:
 worlds have learnt. So they show how much of a mechanism's utility, or of its measured safety, is owed to its guarantee
 on S, and how much would be there without (docs/guarantee.md).
 
-| control | law of one token, given the votes | law of a whole answer |
+| control | law of one token, after a given text | law of a whole answer |
 |---|---|---|
 | plurality | the most frequent vote | no world's own |
-| fresh world | the shares of the votes: that of a noiseless world under the prior | no world's own |
-| request world | the same | exactly that of a noiseless world |
+| fresh world | the shares of the votes: that of a noiseless world drawn from the prior | no world's own |
+| request world | the same | exactly that of a noiseless world drawn from the prior |
+
+A noiseless world's own text tells which worlds may have written it, and its next token follows *their* shares; so the
+laws of the second line differ over an answer, though not under teacher forcing.
 
 J needs no secrecy, so a seedable generator serves; it is an argument.
 
@@ -81,8 +84,8 @@ def plurality(votes_NM: NDArray[np.integer]) -> NDArray[np.int64]:
 def fresh_world_draw(votes_NM: NDArray[np.integer], generator: np.random.Generator) -> NDArray[np.int64]:
     """Return at each position the vote of a world J drawn afresh, uniformly over all worlds, int64[N].
 
-    I(S; Y) = 0: J is drawn independently of S. Under the prior J has the law of S, so that each token, given the text
-    before it, has exactly the law and the accuracy of a noiseless release.
+    I(S; Y) = 0: J is drawn independently of S. J has the law of S, so that under teacher forcing each token has exactly
+    the law and the accuracy of a noiseless release.
 
     Raises:
         InvalidValueError: votes that are not a table of token ids.
