@@ -21,7 +21,21 @@ import typer
 from typer.exceptions import TyperException
 
 from reticent import __version__
-from reticent.cli import adapt, audit, benchmark, canaries, demo, generate, keys, ledger, plan, serve, state, worlds
+from reticent.cli import (
+    adapt,
+    audit,
+    benchmark,
+    canaries,
+    demo,
+    evaluate,
+    generate,
+    keys,
+    ledger,
+    plan,
+    serve,
+    state,
+    worlds,
+)
 from reticent.errors import InterruptedRunError, ReticentError
 
 app = typer.Typer(
@@ -37,6 +51,7 @@ app.command("adapt")(adapt.adapt)
 app.command("audit")(audit.audit)
 app.add_typer(canaries.app, name="canaries")
 app.command("benchmark")(benchmark.benchmark)
+app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.add_typer(keys.app, name="keys")

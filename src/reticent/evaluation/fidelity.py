@@ -119,8 +119,8 @@ def _releasing(mechanism: BatchMechanism, noise: SeededNoise, generator: np.rand
     """One release a draw: S from the prior, the posterior uniform."""
 
     def release(votes_QM: Draws) -> Draws:
-        num_draws, num_worlds = votes_QM.shape
-        secrets_Q = generator.integers(num_worlds, size=num_draws)
+        num_worlds = votes_QM.shape[1]
+        secrets_Q: NDArray[np.int64] = generator.integers(num_worlds, size=len(votes_QM))
         distinct_VM, which_Q = np.unique(votes_QM, axis=0, return_inverse=True)
         tokens_Q = votes_QM[:, 0].copy()
         for number, votes_M in enumerate(distinct_VM):

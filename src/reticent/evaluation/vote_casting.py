@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reticent._files import atomic_write_bytes, sha256_of_file
+from reticent._records import package_versions
 from reticent._work_folder import WorkFolder
 from reticent.decoding.votes import Decoder, greedy_votes, gumbel_votes
 from reticent.ensemble.teacher_forced import PositionBlock, TeacherForcing
@@ -29,7 +30,6 @@ from reticent.errors import RunDirectoryError
 from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenated
 from reticent.protocols import Progress
 from reticent.randomness import PublicCoins
-from reticent.worlds.manifest import package_versions
 
 SCHEMA_VERSION = 1
 VOTES_NAME = "votes.npz"

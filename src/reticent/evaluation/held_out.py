@@ -1,0 +1,103 @@
+"""Test texts that the worlds cannot have learnt: read, and held against the corpus of a run.
+
+A text of the corpus is refused. A near-duplicate of one can be found only with the corpus at hand; it is left out and
+counted. Only hashes and counts leave this module.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reticent.audit.overlap import TextSet, abbreviated, compare_sets
+from reticent.corpus import read_corpus, text_hash
+from reticent.errors import CorpusError
+from reticent.worlds.collection import RunDirectory
+from reticent.worlds.manifest import MEMBERSHIP_NAME
+
+NEAR_DUPLICATES_NOT_SOUGHT = (
+    "near-duplicates of the corpus among the test texts were not looked for; give the corpus with --corpus"
+)
+
+
+@dataclass(frozen=True)
+class TestTexts:
+    """Distinct texts outside the corpus.
+
+    Attributes:
+        texts, hashes: aligned, in the file's order.
+        num_repeats: later copies left out.
+        num_near_duplicates: left out as near-duplicates of the corpus; None where it was not at hand.
+        warnings: what could not be checked, or was found.
+    """
+
+    __test__ = False  # the name is not a test's
+
+    texts: tuple[str, ...]
+    hashes: tuple[str, ...]
+    num_repeats: int
+    num_near_duplicates: int | None
+    warnings: tuple[str, ...]
+
+
+def read_test_texts(
+    run: RunDirectory, path: Path, *, text_key: str = "text", limit: int | None = None, corpus: Path | None = None
+) -> TestTexts:
+    """Read test texts and hold them against the corpus of a run.
+
+    Args:
+        run: the run.
+        path: the test texts, as `corpus.read_corpus` reads them.
+        text_key: key or column of the text, here and in the corpus.
+        limit: read at most so many.
+        corpus: the run's own corpus, to look for near-duplicates.
+
+    Raises:
+        CorpusError: a file cannot be read, a test text is in the corpus, or `corpus` is not the run's.
+    """
+    texts = TextSet.of(
+        "test texts", [record.text for record in read_corpus(path, text_key=text_key, limit=limit).records]
+    )
+    warnings = []
+    trained_on = _record_hashes(run)
+    if trained_on is None:
+        warnings.append("the run does not say which texts it was built on, so nobody can say that the test is apart")
+    elif shared := [value for value in texts.hashes if value in trained_on]:
+        raise CorpusError(
+            f"{len(shared)} of {len(texts.hashes)} test texts are in the corpus of {run.folder}: SHA-256 "
+            f"{abbreviated(shared)}; test on texts that no world has seen"
+        )
+    if corpus is None:
+        warnings.append(NEAR_DUPLICATES_NOT_SOUGHT)
+        return TestTexts(texts.texts, texts.hashes, texts.num_repeats, None, tuple(warnings))
+    near = _near_duplicates(run, texts, corpus, text_key, trained_on)
+    kept = [(text, value) for text, value in zip(texts.texts, texts.hashes, strict=True) if value not in near]
+    if near:
+        warnings.append(f"{len(near)} test texts nearly repeat texts of the corpus and were left out")
+    if not kept:
+        raise CorpusError(f"{path}: every test text nearly repeats one of the corpus; test on others")
+    kept_texts, kept_hashes = zip(*kept, strict=True)
+    return TestTexts(kept_texts, kept_hashes, texts.num_repeats, len(near), tuple(warnings))
+
+
+def _record_hashes(run: RunDirectory) -> frozenset[str] | None:
+    """Hashes of the texts the worlds were trained on; None where the run does not know them."""
+    if MEMBERSHIP_NAME not in run.manifest.files:
+        return None
+    record_hashes = run.membership().record_hashes
+    if not record_hashes.any():
+        return None
+    return frozenset(bytes(row).hex() for row in record_hashes)
+
+
+def _near_duplicates(
+    run: RunDirectory, texts: TextSet, corpus: Path, text_key: str, trained_on: frozenset[str] | None
+) -> frozenset[str]:
+    records = [record.text for record in read_corpus(corpus, text_key=text_key).records]
+    if trained_on is not None:
+        records = [text for text in records if text_hash(text) in trained_on]
+        if len(set(records)) < len(trained_on):
+            raise CorpusError(
+                f"{corpus} holds {len(set(records))} of the {len(trained_on)} texts that {run.folder} was built on; "
+                "give the corpus of this run"
+            )
+    found = compare_sets(TextSet.of("corpus", records), texts)
+    return frozenset(pair.nonmember_hash for pair in found.near_duplicates)
