@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from reticent.audit.attacks.evidence import Missing, Need, ShadowEvidence, TextEvidence
 from reticent.audit.cache import SignalCache, cached_signals
 from reticent.audit.gradient_pass import cached_gradient_norms
+from reticent.audit.neighbour_sources import BaseResampler, MaskedLm
+from reticent.audit.neighbours import stored_neighbours
 from reticent.audit.overlap import TextSet
 from reticent.audit.prefixes import PrefixedScorer, longest_text
 from reticent.audit.remote import RemoteScorer
@@ -23,6 +25,7 @@ from reticent.audit.shadows import ShadowTable, shadow_evidence
 from reticent.audit.signals import ScoreTable
 from reticent.audit.targets import Target
 from reticent.audit.text_store import TextStore
+from reticent.corpus import text_hash
 from reticent.errors import InvalidValueError
 from reticent.protocols import Progress, Scorer, TokenSignals
 
@@ -30,6 +33,7 @@ _SHOTS_AT_MOST_OF_NONMEMBERS = 4
 """At least this many non-members for each shot, for a shot is lost to the attack that uses it."""
 
 
+_NO_NEIGHBOURS = "the text has no neighbours: no token of it can be swapped for another"
 _NOTHING_PREDICTED = "the text has no token that the model predicts"
 
 
@@ -129,6 +133,7 @@ class Gatherer:
             Need.SHADOWS: self._shadows,
             Need.PREFIX: self._prefixed,
             Need.GRADIENT: self._gradients,
+            Need.NEIGHBOURS: self._neighbour_means,
         }
         for need, make in makers.items():
             if need in needs:
@@ -195,6 +200,36 @@ class Gatherer:
         # A shot that did not fit is in no prefix; it is left out like the others, so that the choice of texts is one.
         scored = _scored(prefixed, self.signals("behind a prefix", prefixed, others))
         return {key: scored.get(key, is_shot) for key in self._hashes}
+
+    def _neighbour_means(self, found: Ingredients) -> Mapping[str, Ingredient]:
+        lists = self._neighbours(self._settings.num_neighbours, found)
+        means = self._means_of(self._target.scorer, "neighbours", lists)
+        return {key: means.get(key, Missing(_NO_NEIGHBOURS)) for key in self._hashes}
+
+    def _neighbours(self, count: int, found: Ingredients) -> dict[str, list[str]]:
+        """At most `count` neighbours of each text, by its hash; made once and kept."""
+        source = self._neighbour_source()
+        found.facts["neighbours from"] = source.name
+        self._progress.begin("making neighbours", len(self._texts))
+        return stored_neighbours(
+            self._texts, count, source, self._settings.seed, self._settings.cache, self._progress.advance
+        )
+
+    def _neighbour_source(self) -> MaskedLm | BaseResampler:
+        module, reference = self._target.module, self._target.reference
+        if self._settings.mlm is not None:
+            device = "cpu" if module is None else str(next(module.parameters()).device)
+            return MaskedLm.open(self._settings.mlm, device)
+        base = reference if isinstance(reference, ModelScorer) else self._target.scorer
+        assert isinstance(base, ModelScorer)
+        return BaseResampler(base)
+
+    def _means_of(self, scorer: Scorer, what: str, lists: Mapping[str, list[str]]) -> dict[str, NDArray[np.float64]]:
+        """Mean ℓ of each listed text that has a score, by the hash of the text it belongs to; none without one."""
+        table = self.signals(what, scorer, [text for texts in lists.values() for text in texts])
+        means = {key: table.mean_logp([text_hash(text) for text in texts]) for key, texts in lists.items()}
+        scored = {key: values[np.isfinite(values)] for key, values in means.items()}
+        return {key: values for key, values in scored.items() if len(values)}
 
     def _gradients(self, found: Ingredients) -> Mapping[str, Ingredient]:
         scorer, module = self._target.scorer, self._target.module
