@@ -26,11 +26,6 @@ class CellOutcome:
     record: CellRecord
     result: AuditResult | None
 
-    @property
-    def label(self) -> str:
-        """What a row of a table calls it, within its data set."""
-        return f"{self.cell.technique.technique} · {self.cell.model.name}"
-
 
 @dataclass(frozen=True)
 class _Done:
@@ -154,42 +149,53 @@ def _overview(grid: Grid, outcomes: Sequence[CellOutcome]) -> Section:
 
 
 def _dataset_section(name: str, domain: str, cells: list[_Done]) -> Section:
-    blocks: list[Block] = [Paragraph(text=f"Domain: {domain}. Rows: technique and model, over all seeds.")]
+    blocks: list[Block] = [Paragraph(text=f"Domain: {domain}. Seeds are pooled.")]
     for key, title, measure, scale in (
         ("auc", "AUC", auc_of, _AUC_SCALE),
         ("tpr", "TPR at 1 % FPR", low_rate_of, _RATE_SCALE),
     ):
-        rows = _matrix(cells, measure)
         attacks = _attack_titles(cells)
-        if all(cell is None for _, row in rows for cell in row):
+        table_rows: list[tuple[TableCell, ...]] = []
+        for model, group in _by(cells, lambda cell: cell.outcome.cell.model.name).items():
+            rows = _matrix(group, attacks, measure)
+            table_rows += [(technique, model, *row) for technique, row in rows]
+            if any(cell is not None for _, row in rows for cell in row):
+                blocks.append(_heat_map(f"{title} on {name}, {model}", attacks, rows, scale))
+        if all(cell is None for row in table_rows for cell in row[2:]):
             blocks.append(Paragraph(text=f"{title}: too few non-members for a figure."))
             continue
-        blocks.append(_heat_map(f"{title} on {name}", attacks, rows, scale))
         blocks.append(
             Table(
                 name=f"{key}-{_slug(name)}",
                 title=f"{title} on {name}, with intervals",
-                columns=("Technique and model", *attacks),
-                rows=tuple((label, *row) for label, row in rows),
+                columns=("Technique", "Model", *attacks),
+                rows=tuple(table_rows),
                 note="Empty: the attack has no figure there; the cell's own report says why."
-                if any(cell is None for _, row in rows for cell in row)
+                if any(cell is None for row in table_rows for cell in row)
                 else "",
             )
         )
     return Section(title=f"Data set {name}", blocks=tuple(blocks))
 
 
+def _by(cells: Sequence[_Done], key: Callable[[_Done], str]) -> dict[str, list[_Done]]:
+    """Cells grouped by a key, in order of first occurrence."""
+    groups: dict[str, list[_Done]] = defaultdict(list)
+    for cell in cells:
+        groups[key(cell)].append(cell)
+    return groups
+
+
 def _attack_titles(cells: Sequence[_Done]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(title for cell in cells for title in cell.attacks))
 
 
-def _matrix(cells: Sequence[_Done], measure: Measure) -> list[tuple[str, list[Estimate | None]]]:
-    """One row for each technique and model, one column an attack; seeds are pooled."""
-    by_label: dict[str, list[_Done]] = defaultdict(list)
-    for cell in cells:
-        by_label[cell.outcome.label].append(cell)
-    titles = _attack_titles(cells)
-    return [(label, [_over(group, title, measure) for title in titles]) for label, group in by_label.items()]
+def _matrix(
+    cells: Sequence[_Done], attacks: tuple[str, ...], measure: Measure
+) -> list[tuple[str, list[Estimate | None]]]:
+    """One row for each technique, one column an attack; seeds are pooled."""
+    groups = _by(cells, lambda cell: str(cell.outcome.cell.technique.technique))
+    return [(technique, [_over(group, title, measure) for title in attacks]) for technique, group in groups.items()]
 
 
 def _over(cells: Sequence[_Done], title: str, measure: Measure) -> Estimate | None:
