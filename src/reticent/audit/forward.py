@@ -4,7 +4,7 @@ Shape suffixes: B texts, T positions read, N scored tokens, D hidden size, V voc
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from reticent.adaptation.techniques import disabled, positions_taken
 from reticent.adaptation.vocabulary_head import VocabularyHead
 from reticent.protocols import TokenSignals
 from reticent.token_signals import signals_of_hidden, signals_of_logits, split_signals
+
+Draw = Callable[[NDArray[np.float32]], NDArray[np.int64]]
 
 _PROBE_IDS = np.array([1, 2, 3, 5], dtype=np.int64)
 _NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -167,6 +169,32 @@ class TextForward:
         """The logits that predict each scored token of one sequence, [N, V]."""
         logits_TV = self._logits([sequence], _NOTHING_SHARED, 0)[0]
         return logits_TV[-(len(sequence.token_ids) - self._lead) :][sequence.first_scored - self._lead :]
+
+    def continuations(
+        self, ids_BT: NDArray[np.int64], encoder_ids: NDArray[np.int64] | None, draw: Draw, num_tokens: int
+    ) -> NDArray[np.int64]:
+        """Go on from beginnings of equal length, a token at a time, int64[B, num_tokens].
+
+        Args:
+            ids_BT: the beginnings; a causal model's hold at least one token.
+            encoder_ids: what an encoder-decoder's encoder reads.
+            draw: from next-token logits, float32[B, V], to tokens, int64[B].
+            num_tokens: how many to add to each.
+        """
+        new_BN = np.zeros((len(ids_BT), num_tokens), dtype=np.int64)
+        cache: Any = None
+        for step in range(num_tokens):
+            if self.is_encoder_decoder:
+                whole = np.concatenate([ids_BT, new_BN[:, : step + 1]], axis=1)
+                logits_BV = self._decoder_logits([ScoredSequence(0, ids, 0, encoder_ids) for ids in whole], 0)[:, -1]
+            else:
+                # Virtual tokens are in the cache once the beginning is read, so the model inside goes on from there.
+                model = self._module if cache is None else self._inner
+                read = ids_BT if cache is None else new_BN[:, step - 1 : step]
+                output = model(input_ids=torch.from_numpy(read).to(self._inner.device), cache=cache, use_cache=True)
+                logits_BV, cache = output.logits[:, -1], output.cache
+            new_BN[:, step] = draw(logits_BV.float().cpu().numpy())
+        return new_BN
 
     @property
     def _lead(self) -> int:

@@ -23,7 +23,7 @@ from torch import nn
 
 from reticent.adaptation.memory import keep_freed_memory
 from reticent.adaptation.template import EncodedText, TextTemplate, encode, padding_id
-from reticent.audit.forward import ScoredSequence, TextForward
+from reticent.audit.forward import Draw, ScoredSequence, TextForward
 from reticent.errors import InvalidValueError
 from reticent.protocols import TokenSignals
 
@@ -151,6 +151,14 @@ class ModelScorer:
             logits = self._forward.next_token_logits(self._sequence(0, text, self._forward.demonstration_ids))
         result: NDArray[np.float32] = logits.float().cpu().numpy()
         return result
+
+    @torch.inference_mode()
+    def continuations(self, beginnings: Sequence[EncodedText], draw: Draw, num_tokens: int) -> NDArray[np.int64]:
+        """Tokens that go on from beginnings of equal length, int64[B, num_tokens]; see `TextForward.continuations`."""
+        before = self._forward.demonstration_ids
+        ids_BT = np.stack([self._sequence(number, text, before).token_ids for number, text in enumerate(beginnings)])
+        with self._forward.ready():
+            return self._forward.continuations(ids_BT, beginnings[0].input_ids, draw, num_tokens)
 
     def _sequence(self, number: int, text: EncodedText, before: NDArray[np.int64]) -> ScoredSequence:
         num_begin = len(self.begin_ids) if len(before) and len(text.token_ids) else 0
