@@ -21,6 +21,8 @@ from torch import nn
 from reticent.adaptation.template import TEXT_FIELD, TextTemplate, encode
 
 _ROWS_AT_ONCE = 32
+_REPLACEMENT = "\ufffd"
+_MOST_BYTES_OPEN = 3
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,15 @@ def begins_with_secret(continuation: str, secret: str) -> bool:
 
 
 def may_become_secret(continuation: str, secret: str) -> bool:
-    """Whether a longer continuation could still begin with the secret."""
-    return secret.startswith(continuation.lstrip())
+    """Whether a longer continuation could still begin with the secret.
+
+    A character whose bytes are not all there yet is read as replacement characters, at most three, at the end.
+    """
+    known = continuation.lstrip()
+    complete = known.rstrip(_REPLACEMENT)
+    if len(known) - len(complete) > _MOST_BYTES_OPEN:
+        complete = known
+    return secret.startswith(complete)
 
 
 @dataclass
