@@ -53,14 +53,14 @@ def run(tmp_path_factory, corpus, tiny_llama_folder):
 
 
 @pytest.fixture(scope="module")
-def test_file(tmp_path_factory):
+def held_out(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("test") / "test.jsonl", TEST)
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory, run, test_file):
+def evaluated(tmp_path_factory, run, held_out):
     out = tmp_path_factory.mktemp("evaluations") / "one"
-    assert cli.main(["evaluate", str(run), "--test", str(test_file), "--out", str(out), *SMALL]) == 0
+    assert cli.main(["evaluate", str(run), "--test", str(held_out), "--out", str(out), *SMALL]) == 0
     return out
 
 
@@ -109,11 +109,11 @@ def test_report_and_result_say_the_same(evaluated):
         assert text not in (evaluated / "evaluation.json").read_text()
 
 
-def test_votes_are_reused_for_other_budgets_and_give_the_same_numbers(capsys, run, test_file, evaluated, tmp_path):
+def test_votes_are_reused_for_other_budgets_and_give_the_same_numbers(capsys, run, held_out, evaluated, tmp_path):
     again = shutil.copytree(evaluated, tmp_path / "again")
     written = (again / "votes" / "votes.npz").stat().st_mtime_ns
     options = ["--study", "utility", "--json", "--decoder", "gumbel"]
-    code, out, err = outcome(capsys, "evaluate", run, "--test", test_file, "--out", again, *SMALL, *options)
+    code, out, err = outcome(capsys, "evaluate", run, "--test", held_out, "--out", again, *SMALL, *options)
     assert code == 0, err
     result = json.loads(out)
     first = json.loads((evaluated / "evaluation.json").read_text())
@@ -122,12 +122,12 @@ def test_votes_are_reused_for_other_budgets_and_give_the_same_numbers(capsys, ru
     assert result["composition"] == []
     assert (again / "votes" / "votes.npz").stat().st_mtime_ns == written
     assert_refused(
-        capsys, ["evaluate", run, "--test", test_file, "--out", again, *SMALL, "--seed", 1], "settings", "--out"
+        capsys, ["evaluate", run, "--test", held_out, "--out", again, *SMALL, "--seed", 1], "settings", "--out"
     )
 
 
-def test_two_evaluations_are_bit_equal(capsys, run, test_file, evaluated, tmp_path):
-    assert outcome(capsys, "evaluate", run, "--test", test_file, "--out", tmp_path / "two", *SMALL)[0] == 0
+def test_two_evaluations_are_bit_equal(capsys, run, held_out, evaluated, tmp_path):
+    assert outcome(capsys, "evaluate", run, "--test", held_out, "--out", tmp_path / "two", *SMALL)[0] == 0
     first, second = (json.loads((folder / "evaluation.json").read_text()) for folder in (evaluated, tmp_path / "two"))
     for key in ("utility", "stability", "fidelity", "composition", "leakage", "warnings"):
         assert first[key] == second[key], key
@@ -168,17 +168,17 @@ def test_texts_of_the_corpus_are_refused_and_near_duplicates_left_out(capsys, ru
         (["--test", "nowhere.jsonl"], "nowhere"),
     ],
 )
-def test_wrong_options_are_refused(capsys, run, test_file, tmp_path, options, word):
-    assert_refused(capsys, ["evaluate", run, "--test", test_file, "--out", tmp_path / "out", *options], word)
+def test_wrong_options_are_refused(capsys, run, held_out, tmp_path, options, word):
+    assert_refused(capsys, ["evaluate", run, "--test", held_out, "--out", tmp_path / "out", *options], word)
 
 
-def test_a_folder_of_something_else_is_left_alone(capsys, run, test_file, tmp_path):
+def test_a_folder_of_something_else_is_left_alone(capsys, run, held_out, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    assert_refused(capsys, ["evaluate", run, "--test", test_file, "--out", tmp_path, *SMALL], "no evaluation")
+    assert_refused(capsys, ["evaluate", run, "--test", held_out, "--out", tmp_path, *SMALL], "no evaluation")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_run_without_the_full_adapter_or_membership_is_evaluated_with_less(capsys, run, test_file, tmp_path):
+def test_a_run_without_the_full_adapter_or_membership_is_evaluated_with_less(capsys, run, held_out, tmp_path):
     bare = shutil.copytree(run, tmp_path / "bare")
     manifest = json.loads((bare / "manifest.json").read_text())
     for name in ("full.safetensors", "membership.npz"):
@@ -186,7 +186,7 @@ def test_a_run_without_the_full_adapter_or_membership_is_evaluated_with_less(cap
         (bare / name).unlink()
     (bare / "manifest.json").write_text(json.dumps(manifest))
     options = ["--study", "utility,composition", "--json"]
-    code, out, err = outcome(capsys, "evaluate", bare, "--test", test_file, "--out", tmp_path / "out", *SMALL, *options)
+    code, out, err = outcome(capsys, "evaluate", bare, "--test", held_out, "--out", tmp_path / "out", *SMALL, *options)
     assert code == 0, err
     result = json.loads(out)
     assert all(row["membership"] is None for row in result["composition"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reticent.cli.deployment import RunDirectory
-from reticent.cli.output import console, notes, print_json
+from reticent.cli.output import console, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder
 from reticent.errors import InterruptedRunError, InvalidValueError
@@ -127,6 +127,4 @@ def _print(result: "Evaluation", out: Path) -> None:
         for row in described.rows:
             table.add_row(*(cell_text(cell) for cell in row))
         console.print(table)
-    for warning in result.warnings:
-        notes.print(f"warning: {warning}", highlight=False, markup=False)
     console.print(f"report: {out / 'report.html'}", highlight=False, markup=False)

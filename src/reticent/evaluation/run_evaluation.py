@@ -132,6 +132,9 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
         progress.note(f"warning: {warning}")
     tensor, vocab_size, max_tokens, truncated = _votes(request, run, texts, progress)
     found = _studies(request, run, settings, tensor, vocab_size, progress)
+    verdicts = verdict_warnings(found.get("utility", ()))
+    for warning in verdicts:
+        progress.note(f"warning: {warning}")
     evaluation = Evaluation(
         schema_version=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -144,7 +147,7 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
             "truncated": truncated,
         },
         settings=_settings_record(request, max_tokens),
-        warnings=(*texts.warnings, *verdict_warnings(found.get("utility", ()))),
+        warnings=(*texts.warnings, *verdicts),
         versions=package_versions(),
         machine={"platform": platform.platform(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         **found,
