@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from reticent.audit.attacks.evidence import Missing, Need, ShadowEvidence, TextEvidence
+from reticent.adaptation.settings import DTypeName
+from reticent.audit.attacks.evidence import Missing, Need, SelfPromptedEvidence, ShadowEvidence, TextEvidence
 from reticent.audit.cache import SignalCache, cached_signals
 from reticent.audit.gradient_pass import cached_gradient_norms
 from reticent.audit.neighbour_sources import BaseResampler, MaskedLm
@@ -21,12 +23,14 @@ from reticent.audit.overlap import TextSet
 from reticent.audit.prefixes import PrefixedScorer, longest_text
 from reticent.audit.remote import RemoteScorer
 from reticent.audit.scoring import ModelScorer
+from reticent.audit.self_prompted import SelfPrompting, self_prompted_reference
+from reticent.audit.shadow_folders import open_adapted_like, open_shadow
 from reticent.audit.shadows import ShadowTable, shadow_evidence
 from reticent.audit.signals import ScoreTable
 from reticent.audit.targets import Target
 from reticent.audit.text_store import TextStore
 from reticent.corpus import text_hash
-from reticent.errors import InvalidValueError
+from reticent.errors import AuditError, InvalidValueError
 from reticent.protocols import Progress, Scorer, TokenSignals
 
 _SHOTS_AT_MOST_OF_NONMEMBERS = 4
@@ -34,6 +38,8 @@ _SHOTS_AT_MOST_OF_NONMEMBERS = 4
 
 
 _NO_NEIGHBOURS = "the text has no neighbours: no token of it can be swapped for another"
+_IS_SHOT = "the text is one of the prefix's shots, which are not scored themselves"
+_IS_BEGINNING = "the text's beginning prompted the target for the self-prompted reference"
 _NOTHING_PREDICTED = "the text has no token that the model predicts"
 
 
@@ -134,6 +140,7 @@ class Gatherer:
             Need.PREFIX: self._prefixed,
             Need.GRADIENT: self._gradients,
             Need.NEIGHBOURS: self._neighbour_means,
+            Need.SELF_PROMPTED: self._self_prompted,
         }
         for need, make in makers.items():
             if need in needs:
@@ -170,8 +177,6 @@ class Gatherer:
         )
 
     def _shadow_folders(self) -> ShadowTable:
-        from reticent.audit.shadow_folders import open_shadow
-
         means: list[NDArray[np.float64]] = []
         members: list[NDArray[np.bool_]] = []
         for number, name in enumerate(self._settings.shadows, start=1):
@@ -189,28 +194,60 @@ class Gatherer:
     def _prefixed(self, found: Ingredients) -> Mapping[str, Ingredient]:
         scorer = self._target.scorer
         assert isinstance(scorer, ModelScorer)
-        shots = self._shots()
-        is_shot = Missing("the text is one of the prefix's shots, which are not scored themselves")
-        others = [text for text in self._texts if text not in shots]
+        others = self._not_shots()
         try:
-            prefixed = PrefixedScorer(scorer, shots, longest_text(scorer, others))
+            prefixed = PrefixedScorer(scorer, self._shots(), longest_text(scorer, others))
         except InvalidValueError as error:
             return dict.fromkeys(self._hashes, Missing(str(error)))
         found.facts["prefix"] = f"{prefixed.num_shots} non-members, which this attack does not score"
         # A shot that did not fit is in no prefix; it is left out like the others, so that the choice of texts is one.
         scored = _scored(prefixed, self.signals("behind a prefix", prefixed, others))
-        return {key: scored.get(key, is_shot) for key in self._hashes}
+        return {key: scored.get(key, Missing(_IS_SHOT)) for key in self._hashes}
 
     def _neighbour_means(self, found: Ingredients) -> Mapping[str, Ingredient]:
-        lists = self._neighbours(self._settings.num_neighbours, found)
+        lists = {key: made[: self._settings.num_neighbours] for key, made in self._neighbours(found).items()}
         means = self._means_of(self._target.scorer, "neighbours", lists)
         return {key: means.get(key, Missing(_NO_NEIGHBOURS)) for key in self._hashes}
 
-    def _neighbours(self, count: int, found: Ingredients) -> dict[str, list[str]]:
-        """At most `count` neighbours of each text, by its hash; made once and kept."""
+    def _self_prompted(self, found: Ingredients) -> Mapping[str, Ingredient]:
+        try:
+            reference = self._self_prompted_reference()
+        except AuditError as error:
+            return dict.fromkeys(self._hashes, Missing(str(error)))
+        found.facts["self-prompted reference"] = (
+            "the base, adapted to what the target writes after non-members' beginnings"
+        )
+        lists = {key: made[: self._settings.num_paraphrases] for key, made in self._neighbours(found).items()}
+        for shot in self._shots():
+            lists.pop(text_hash(shot), None)
+        by_target = self._means_of(self._target.scorer, "paraphrases", lists)
+        by_reference = self._means_of(reference, "paraphrases, self-prompted reference", lists)
+        scored = self.signals("self-prompted reference", reference, self._not_shots())
+        evidence: dict[str, Ingredient] = dict.fromkeys(self._hashes, Missing(_IS_BEGINNING))
+        for key, own in scored.items():
+            if own is None:
+                evidence[key] = Missing(_NOTHING_PREDICTED)
+            elif key not in by_target or key not in by_reference:
+                evidence[key] = Missing(_NO_NEIGHBOURS)
+            else:
+                evidence[key] = SelfPromptedEvidence(by_target[key], own, by_reference[key])
+        return evidence
+
+    def _self_prompted_reference(self) -> ModelScorer:
+        scorer, base = self._target.scorer, self._target.base
+        assert isinstance(scorer, ModelScorer)
+        assert base is not None
+        prompting = SelfPrompting(seed=self._settings.seed, dtype=_dtype_name(scorer))
+        folder = self._settings.cache
+        adapted = self_prompted_reference(scorer, base, self._shots(), prompting, folder, self._progress)
+        return open_adapted_like(str(adapted.folder), self._target, base)
+
+    def _neighbours(self, found: Ingredients) -> dict[str, list[str]]:
+        """Neighbours of each text, by its hash; made once for all that need some, and kept."""
         source = self._neighbour_source()
         found.facts["neighbours from"] = source.name
         self._progress.begin("making neighbours", len(self._texts))
+        count = max(self._settings.num_neighbours, self._settings.num_paraphrases)
         return stored_neighbours(
             self._texts, count, source, self._settings.seed, self._settings.cache, self._progress.advance
         )
@@ -242,11 +279,15 @@ class Gatherer:
         return {key: norms.get(key, Missing(_NOTHING_PREDICTED)) for key in self._hashes}
 
     def _shots(self) -> list[str]:
-        """Non-members for the prefix, drawn by the seed; few enough to leave most of them to be scored."""
+        """Non-members for prefix and prompts, drawn by the seed; few enough to leave most of them to be scored."""
         available = len(self._nonmembers.texts)
         count = max(1, min(self._settings.num_shots, available // _SHOTS_AT_MOST_OF_NONMEMBERS))
         chosen = np.random.default_rng(self._settings.seed).permutation(available)[:count]
         return [self._nonmembers.texts[index] for index in sorted(chosen)]
+
+    def _not_shots(self) -> list[str]:
+        shots = frozenset(self._shots())
+        return [text for text in self._texts if text not in shots]
 
     def _target_signals(self, found: Ingredients) -> dict[str, TokenSignals]:
         return {key: s for key, s in found.by_need[Need.TARGET].items() if isinstance(s, TokenSignals)}
@@ -256,6 +297,10 @@ def _scored(scorer: Scorer, table: ScoreTable) -> dict[str, TokenSignals | Missi
     """Signals, or why there are none."""
     failures = scorer.failures if isinstance(scorer, RemoteScorer) else {}
     return {key: Missing(failures.get(key, _NOTHING_PREDICTED)) if s is None else s for key, s in table.items()}
+
+
+def _dtype_name(scorer: ModelScorer) -> DTypeName:
+    return "bfloat16" if scorer.dtype == torch.bfloat16 else "float32"
 
 
 def _partial(scorer: RemoteScorer, num_texts: int) -> str:

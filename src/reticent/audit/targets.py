@@ -84,6 +84,7 @@ class Target:
         template: what it is given of a text.
         reference: the base before adaptation, or None.
         reference_record: what the report says of that.
+        base: what the base model is called, so that it can be loaded again; None for a server.
         module: the model's weights and what trains of them, for attacks that need them; None for a server.
         member_hashes: SHA-256 of the texts it was trained on; None where that is not known.
         heldout_hashes: the same of the texts that were held out.
@@ -97,6 +98,7 @@ class Target:
     template: TextTemplate
     reference: Scorer | None = None
     reference_record: dict[str, Any] | None = None
+    base: str | None = None
     module: nn.Module | None = None
     member_hashes: frozenset[str] | None = None
     heldout_hashes: frozenset[str] | None = None
@@ -164,7 +166,7 @@ def _open_model(name: str, options: TargetOptions) -> Target:
     module = base.load(options.dtype or torch.float32).to(usable_device(options.device))
     scorer, warnings = _scorer(module, base.load_tokenizer(), _template(None, options), _base_identity(base), options)
     record = {"kind": TargetKind.MODEL.value, "name": name, **_base_facts(base, module)}
-    return Target(TargetKind.MODEL, record, scorer, scorer.template, module=module, warnings=warnings)
+    return Target(TargetKind.MODEL, record, scorer, scorer.template, base=name, module=module, warnings=warnings)
 
 
 def _open_peft(name: str, options: TargetOptions) -> Target:
@@ -208,7 +210,7 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
         reference, _ = _scorer(before, base.load_tokenizer(), scorer.template, _base_identity(base), options)
         facts = _base_facts(base, before)
         target = Target(
-            TargetKind.ADAPTED, record, scorer, scorer.template, reference, facts, module, warnings=warnings
+            TargetKind.ADAPTED, record, scorer, scorer.template, reference, facts, base.name, module, warnings=warnings
         )
     else:
         target = _adapter_target(TargetKind.ADAPTED, record, module, base, identity, template, options)
@@ -250,9 +252,8 @@ def _adapter_target(
         with_adapter=False,
         batch_tokens=options.batch_tokens,
     )
-    return Target(
-        kind, record, scorer, scorer.template, reference, _base_facts(base, module), module, warnings=warnings
-    )
+    facts = _base_facts(base, module)
+    return Target(kind, record, scorer, scorer.template, reference, facts, base.name, module, warnings=warnings)
 
 
 def _scorer(
