@@ -6,7 +6,13 @@ import torch
 from scipy.special import log_softmax
 
 from reticent import token_signals
-from reticent.token_signals import TokenSignals, signals_of_hidden, signals_of_logits, split_signals
+from reticent.token_signals import (
+    TokenSignals,
+    log_probabilities_of_hidden,
+    signals_of_hidden,
+    signals_of_logits,
+    split_signals,
+)
 
 
 def naive_signals(logits_TV: np.ndarray, targets_T: np.ndarray) -> TokenSignals:
@@ -88,7 +94,10 @@ def test_hidden_states_give_the_signals_of_their_logits(rows: int, with_bias: bo
     bias = torch.randn(97, generator=generator) if with_bias else None
     targets = torch.randint(97, (rows,), generator=generator)
     logits = hidden.double() @ head.double().T + (0.0 if bias is None else bias.double())
-    assert_same(signals_of_hidden(hidden, head, bias, targets), naive_signals(logits.numpy(), targets.numpy()), 1e-5)
+    expected = naive_signals(logits.numpy(), targets.numpy())
+    assert_same(signals_of_hidden(hidden, head, bias, targets), expected, 1e-5)
+    logp = log_probabilities_of_hidden(hidden, head, bias, targets)
+    np.testing.assert_allclose(logp.numpy(), expected.logp, rtol=1e-5, atol=1e-5)
 
 
 def test_the_targets_own_logit_is_not_rounded_in_half_precision() -> None:

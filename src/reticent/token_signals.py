@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from reticent.protocols import TokenSignals
 
-__all__ = ["TokenSignals", "signals_of_hidden", "signals_of_logits", "split_signals"]
+__all__ = ["TokenSignals", "log_probabilities_of_hidden", "signals_of_hidden", "signals_of_logits", "split_signals"]
 
 _HEAD_ROWS = 256
 """Rows of the vocabulary head at once: enough to keep the product busy."""
@@ -37,7 +37,7 @@ def signals_of_logits(logits_TV: Tensor, targets_T: Tensor) -> TokenSignals:
         logits_TV: [T, V] of any floating-point type; row t predicts `targets_T[t]`. Not changed.
         targets_T: int64[T] on the same device.
     """
-    return _collect(_statistics(logits_TV, targets_T, None))
+    return _collect(_slice_statistics(*part) for part in _slices(logits_TV, targets_T, None))
 
 
 def signals_of_hidden(
@@ -54,7 +54,18 @@ def signals_of_hidden(
         head_bias_V: its bias, [V], or None.
         targets_T: int64[T] on the same device.
     """
-    return _collect(_from_hidden(hidden_TD, head_VD, head_bias_V, targets_T))
+    return _collect(_slice_statistics(*part) for part in _slices_of_hidden(hidden_TD, head_VD, head_bias_V, targets_T))
+
+
+def log_probabilities_of_hidden(
+    hidden_TD: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_T: Tensor
+) -> Tensor:
+    """Only log p of each target, in nats, float32[T] or wider, from what `signals_of_hidden` takes."""
+    parts = [
+        (logits.gather(1, index) - logits.logsumexp(1, keepdim=True))[:, 0]
+        for logits, index in _slices_of_hidden(hidden_TD, head_VD, head_bias_V, targets_T)
+    ]
+    return torch.cat(parts) if parts else hidden_TD.new_zeros(0, dtype=torch.float32)
 
 
 def split_signals(stacked: TokenSignals, counts: Sequence[int]) -> list[TokenSignals | None]:
@@ -67,7 +78,9 @@ def split_signals(stacked: TokenSignals, counts: Sequence[int]) -> list[TokenSig
     return parts
 
 
-def _from_hidden(hidden_TD: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_T: Tensor) -> Iterator[Tensor]:
+def _slices_of_hidden(
+    hidden_TD: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_T: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     is_half = hidden_TD.dtype.itemsize < torch.float32.itemsize
     for start in range(0, len(hidden_TD), _HEAD_ROWS):
         rows = slice(start, start + _HEAD_ROWS)
@@ -77,11 +90,11 @@ def _from_hidden(hidden_TD: Tensor, head_VD: Tensor, head_bias_V: Tensor | None,
             exact_R = (hidden.float() * head_VD[targets].float()).sum(1)
             if head_bias_V is not None:
                 exact_R += head_bias_V[targets]
-        yield from _statistics(functional.linear(hidden, head_VD, head_bias_V), targets, exact_R)
+        yield from _slices(functional.linear(hidden, head_VD, head_bias_V), targets, exact_R)
 
 
-def _statistics(logits_RV: Tensor, targets_R: Tensor, exact_R: Tensor | None) -> Iterator[Tensor]:
-    """[4, rows] of log p, μ, σ² and rank, a slice of rows at a time; `exact_R` replaces the targets' logits."""
+def _slices(logits_RV: Tensor, targets_R: Tensor, exact_R: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some rows at a time: a wide copy of their logits, with `exact_R` as the targets' own, [r, V]; targets, [r, 1]."""
     wide = torch.promote_types(logits_RV.dtype, torch.float32)
     size = max(1, _CACHED_ELEMENTS // logits_RV.shape[1])
     for start in range(0, len(logits_RV), size):
@@ -89,11 +102,11 @@ def _statistics(logits_RV: Tensor, targets_R: Tensor, exact_R: Tensor | None) ->
         logits, index = logits_RV[rows].to(wide, copy=True), targets_R[rows, None]
         if exact_R is not None:
             logits.scatter_(1, index, exact_R[rows, None])
-        yield _slice_statistics(logits, index)
+        yield logits, index
 
 
 def _slice_statistics(logits_RV: Tensor, index_R1: Tensor) -> Tensor:
-    """[4, R]; overwrites the logits."""
+    """[4, R] of log p, μ, σ² and rank; overwrites the logits."""
     target = logits_RV.gather(1, index_R1)
     weights = torch.empty_like(logits_RV)
     # As numbers rather than truth values: their sum is exact below 2²⁴ and several times faster.
