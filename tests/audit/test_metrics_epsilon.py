@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 from reticent.audit.metrics import implied_epsilon, split_half_epsilon
+from reticent.audit.metrics.splitting import halves
 from reticent.errors import InvalidValueError
 
 
@@ -72,6 +73,26 @@ def test_a_threshold_searched_for_on_noise_does_not_invent_an_epsilon():
         )
     assert split <= 15 + 3 * math.sqrt(150 * 0.1 * 0.9)
     assert same > split
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_threshold_is_chosen_on_one_half_and_counted_on_the_other(seed):
+    """Against a plain search over the first half; scores are whole numbers, so that "at least t" is a half below t."""
+    rng = np.random.default_rng(seed)
+    members, nonmembers = rng.integers(0, 40, 300) + 12.0, rng.integers(0, 40, 300) + 0.0
+    chosen_on, judged = halves(members, nonmembers, seed)
+
+    def counts(half, threshold):
+        return tuple((int((scores >= threshold).sum()), len(scores)) for scores in half)
+
+    best = max(
+        sorted({*chosen_on[0], *chosen_on[1]}, reverse=True), key=lambda t: implied_epsilon(*counts(chosen_on, t))
+    )
+    found = split_half_epsilon(members, nonmembers, seed)
+    expected_members, expected_nonmembers = counts(judged, best)
+    assert (found.true_positives, found.num_members) == expected_members
+    assert (found.false_positives, found.num_nonmembers) == expected_nonmembers
+    assert 0 < found.epsilon == implied_epsilon(expected_members, expected_nonmembers)
 
 
 def test_split_half_counts_are_of_the_judged_half():

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
@@ -18,12 +18,14 @@ from reticent.errors import InvalidValueError
 SCORES = st.lists(st.integers(-4, 4).map(float) | st.sampled_from([math.inf, -math.inf]), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(SCORES, SCORES)
 def test_auc_counts_pairs_and_half_of_ties(members, nonmembers):
     pairs = [(x > y) + 0.5 * (x == y) for x, y in itertools.product(members, nonmembers)]
     assert auc(members, nonmembers) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
 
 
+@settings(deadline=None)
 @given(SCORES, SCORES)
 def test_rate_is_the_best_of_all_thresholds_that_keep_the_false_positive_rate(members, nonmembers):
     """Exhaustive: every threshold that can be written down, "at least t" and none at all."""
