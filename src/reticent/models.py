@@ -83,7 +83,7 @@ class BaseModel:
         from transformers import AutoTokenizer
 
         try:
-            with _quiet_transformers():
+            with quiet_transformers():
                 return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
         except _LOADING_ERRORS as error:
             raise ModelError(
@@ -99,7 +99,7 @@ class BaseModel:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         try:
-            with _quiet_transformers():
+            with quiet_transformers():
                 config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
                 family = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
                 model, found = family.from_pretrained(
@@ -280,7 +280,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             quantised, found = AutoModelForCausalLM.from_pretrained(
                 gguf.parent,
@@ -303,7 +303,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Silence the progress bars and warnings of `transformers`, and put its settings back afterwards."""
     from transformers.utils import logging
 

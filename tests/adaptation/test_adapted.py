@@ -167,7 +167,15 @@ def test_how_it_was_made_is_recorded(tmp_path, bases):
     records = {
         "split": SplitSettings(heldout_fraction=0.5),
         "training": SingleTrainingSettings(epochs=2),
-        "dp": PrivacyRecord(epsilon=3.5, delta=1e-5, accountant="PRV", noise_multiplier=0.9, max_gradient_norm=1.0),
+        "dp": PrivacyRecord(
+            epsilon=3.5,
+            delta=1e-5,
+            accountant="PRV",
+            noise_multiplier=0.9,
+            max_gradient_norm=1.0,
+            sample_rate=0.1,
+            num_steps=30,
+        ),
         "epochs": (EpochRecord(training=2.5, validation=2.7), EpochRecord()),
     }
     base = resolve_base_model(str(bases / "llama"))

@@ -18,6 +18,7 @@ from torch import nn
 from reticent.adaptation import single_training, trainer
 from reticent.adaptation.adapted import AdaptedFolder
 from reticent.adaptation.batches import bucketed_batches
+from reticent.adaptation.dpsgd import epsilon_spent
 from reticent.adaptation.schedule import learning_rate_at
 from reticent.adaptation.settings import Technique, TechniqueSettings
 from reticent.adaptation.single_settings import PrivacySettings, SingleTrainingSettings, SplitSettings
@@ -349,6 +350,7 @@ def test_private_training_says_what_it_reached_and_nothing_of_its_members(techni
     dp = adapted.manifest.dp
     assert 5.9 < dp.epsilon <= 6.0
     assert "dp-accounting" in dp.accountant
+    assert dp.epsilon == epsilon_spent(dp.noise_multiplier, dp.delta, dp.sample_rate, dp.num_steps)
     assert [epoch.training for epoch in adapted.manifest.epochs] == [None, None]
     assert all(epoch.validation is not None for epoch in adapted.manifest.epochs)
     # Equal steps: the progress does not tell how many records were sampled.

@@ -54,6 +54,8 @@ class PrivacyRecord(_Record):
         accountant: how ε was computed, by name.
         noise_multiplier: standard deviation of the noise over the clipping norm.
         max_gradient_norm: each text's gradient was clipped to this norm.
+        sample_rate: the probability with which a text entered a step.
+        num_steps: how many steps there were. With the multiplier and the rate, anyone can compute ε again.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -61,6 +63,8 @@ class PrivacyRecord(_Record):
     accountant: str
     noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
     max_gradient_norm: float = Field(gt=0, allow_inf_nan=False)
+    sample_rate: float = Field(gt=0, le=1)
+    num_steps: int = Field(ge=1)
 
 
 class EpochRecord(_Record):
@@ -71,12 +75,16 @@ class EpochRecord(_Record):
 
 
 class CountsRecord(_Record):
-    """The texts by number. `truncated`, `unscored` and `tokens` are of members alone."""
+    """The texts by number. `truncated`, `unscored` and `tokens` are of members alone.
+
+    `merged_units` counts the units that were merged into others because their texts are near-duplicates.
+    """
 
     members: int = Field(ge=1)
     heldout: int = Field(ge=0)
     validation: int = Field(default=0, ge=0)
     skipped_blank: int = Field(default=0, ge=0)
+    merged_units: int = Field(default=0, ge=0)
     truncated: int = Field(default=0, ge=0)
     unscored: int = Field(default=0, ge=0)
     tokens: int = Field(default=0, ge=0)

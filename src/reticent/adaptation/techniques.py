@@ -40,7 +40,7 @@ from reticent.adaptation.peft_techniques import (
 )
 from reticent.adaptation.settings import Technique, TechniqueSettings
 from reticent.errors import InvalidValueError, ModelError
-from reticent.models import BaseModel
+from reticent.models import BaseModel, quiet_transformers
 
 __all__ = [
     "Technique",
@@ -209,7 +209,8 @@ def save_technique(module: nn.Module, technique: Technique, settings: TechniqueS
     """
     if technique is Technique.FULL:
         whole: Any = module
-        whole.save_pretrained(folder)
+        with quiet_transformers():
+            whole.save_pretrained(folder)
     elif isinstance(module, InContextModel):
         save_demonstrations(module, folder)
     elif isinstance(module, BottleneckModel):

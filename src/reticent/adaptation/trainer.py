@@ -259,6 +259,7 @@ class _Adaptation:
             heldout=len(self._split.heldout),
             validation=len(self._split.validation),
             skipped_blank=self._corpus.skipped_blank,
+            merged_units=self._split.num_merged_units,
             truncated=sum(text.truncated for text in self._members),
             tokens=sum(text.num_scored for text in self._members),
         )
@@ -273,6 +274,8 @@ class _Adaptation:
             accountant=calibration.accountant,
             noise_multiplier=calibration.noise_multiplier,
             max_gradient_norm=privacy.max_gradient_norm,
+            sample_rate=calibration.sample_rate,
+            num_steps=calibration.num_steps,
         )
 
     def _identity(self) -> dict[str, Any]:

@@ -167,6 +167,7 @@ def _rows(adapted: "AdaptedFolder") -> dict[str, str]:
         "technique": f"{manifest.technique}, {counts.trained_parameters:,} parameters",
         "members": f"{counts.members:,} records, {counts.tokens:,} tokens, {counts.truncated} cut",
         "held out, validation": f"{counts.heldout:,}, {counts.validation:,} records",
+        "merged near-duplicates": f"{counts.merged_units:,} units",
     }
     if manifest.epochs:
         last = manifest.epochs[-1]
@@ -177,5 +178,5 @@ def _rows(adapted: "AdaptedFolder") -> dict[str, str]:
         dp = manifest.dp
         rows["differential privacy"] = f"ε = {dp.epsilon:.4g}, δ = {dp.delta:g}, for one record added or removed"
         rows["accountant"] = dp.accountant
-        rows["noise multiplier"] = f"{dp.noise_multiplier:.4g}"
+        rows["noise"] = f"multiplier {dp.noise_multiplier:.4g}, {dp.num_steps} steps at rate {dp.sample_rate:.4g}"
     return rows
