@@ -1,0 +1,1 @@
+"""Published measurements, each repeated by one command with its result beside it."""
