@@ -106,6 +106,16 @@ def calibrate_noise(epsilon: float, delta: float, sample_rate: float, num_steps:
 
 def epsilon_spent(noise_multiplier: float, delta: float, sample_rate: float, num_steps: int) -> float:
     """Upper bound on ε, in nats, of T steps of the Poisson-sampled Gaussian mechanism; see `calibrate_noise`."""
+    return float(_accounted(noise_multiplier, sample_rate, num_steps).get_epsilon(delta))
+
+
+def delta_spent(noise_multiplier: float, epsilon: float, sample_rate: float, num_steps: int) -> float:
+    """Upper bound on δ at an ε ≥ 0 of the same; at ε = 0 it bounds the total variation between neighbours' outputs."""
+    return float(_accounted(noise_multiplier, sample_rate, num_steps).get_delta(epsilon))
+
+
+def _accounted(noise_multiplier: float, sample_rate: float, num_steps: int) -> Any:
+    """Dp-accounting's accountant after T steps."""
     try:
         import dp_accounting
         from dp_accounting.pld import PLDAccountant
@@ -113,7 +123,7 @@ def epsilon_spent(noise_multiplier: float, delta: float, sample_rate: float, num
         raise InvalidValueError(_MISSING_EXTRA) from error
     step = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier))
     accountant = PLDAccountant(value_discretization_interval=_discretisation(noise_multiplier))
-    return float(accountant.compose(dp_accounting.SelfComposedDpEvent(step, num_steps)).get_epsilon(delta))
+    return accountant.compose(dp_accounting.SelfComposedDpEvent(step, num_steps))
 
 
 class PerRecordGradients:

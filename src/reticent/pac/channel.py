@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, owens_t
 
+from reticent._validate import integer_in_range
 from reticent.errors import InvalidValueError
 from reticent.pac._divergence import phi
 from reticent.pac.calibration import Calibration, validated_vote_weights
@@ -54,12 +55,31 @@ def token_channel(calibration: Calibration | MixtureCalibration) -> NDArray[np.f
         margin = 1.0 / math.sqrt(2.0 * float(calibration.noise_variances[0]))
         kept, flipped = float(ndtr(margin)), float(ndtr(-margin))
         return np.array([[kept, flipped], [flipped, kept]])
-    elif calibration.num_active <= _MOST_ONE_BY_ONE or not _largest_shift(calibration) <= _SMALL_SHIFT:
+    elif _is_integrated(calibration):
         law_AA = np.stack([_winning_probabilities(calibration, token) for token in range(calibration.num_active)], 1)
     else:
         law_AA = _likelihood_weighted(calibration)
     law_AA /= law_AA.sum(axis=1, keepdims=True)
     return law_AA
+
+
+def released_token_likelihood(calibration: Calibration | MixtureCalibration, token: int) -> NDArray[np.float64]:
+    """Return P(token | vote) of one released token for every vote, float64[A]: a column of `token_channel`.
+
+    Where channels are integrated a column costs one integral instead of A, and is not divided by the sums of rows: its
+    entries share their errors, so that ratios between votes are as accurate as the table says.
+
+    Args:
+        calibration: of the release.
+        token: index of the released token among the active ones.
+
+    Raises:
+        InvalidValueError: there is no such token.
+    """
+    integer_in_range("token", token, 0, calibration.num_active - 1)
+    if isinstance(calibration, Calibration) and calibration.num_active > 2 and _is_integrated(calibration):
+        return _winning_probabilities(calibration, token)
+    return token_channel(calibration)[:, token]
 
 
 def token_information(channel_AA: NDArray[np.float64], vote_weights_A: NDArray[np.float64]) -> float:
@@ -90,6 +110,11 @@ def token_information(channel_AA: NDArray[np.float64], vote_weights_A: NDArray[n
         for entry, mass in zip(row, marginal, strict=True)
         if mass > 0.0
     )
+
+
+def _is_integrated(calibration: Calibration) -> bool:
+    """Whether tokens are integrated one by one, see the table above."""
+    return calibration.num_active <= _MOST_ONE_BY_ONE or not _largest_shift(calibration) <= _SMALL_SHIFT
 
 
 def _winning_probabilities(calibration: Calibration, token: int) -> NDArray[np.float64]:
