@@ -118,13 +118,15 @@ def _studies(text: str) -> Any:
 def _print(result: "Evaluation", out: Path) -> None:
     from rich.table import Table
 
-    from reticent.evaluation.evaluation_report import utility_table
-    from reticent.reports.render import cell_text
+    from reticent.evaluation.evaluation_report import budget_text, plus_minus
 
     for found in result.utility:
-        described = utility_table(found)
-        table = Table(*described.columns, title=described.title, caption=described.note)
-        for row in described.rows:
-            table.add_row(*(cell_text(cell) for cell in row))
+        table = Table(title=f"Next-token accuracy, {found.decoder.value} votes (± standard error over texts)")
+        for heading in ("method", "nats a token", "accuracy", "gain kept", "flips"):
+            table.add_column(heading, no_wrap=True)
+        for row in found.rows:
+            means = (plus_minus(mean) for mean in (row.accuracy, row.kept, row.flips))
+            table.add_row(row.method, budget_text(row.step_budget), *means)
         console.print(table)
+        console.print(f"all worlds agree at {found.unanimity.value:.1%} of positions", highlight=False)
     console.print(f"report: {out / 'report.html'}", highlight=False, markup=False)

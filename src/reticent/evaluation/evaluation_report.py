@@ -47,7 +47,7 @@ def utility_table(result: Utility) -> Table:
         title=f"Next-token accuracy, {result.decoder.value} votes",
         columns=("Method", "Nats a token", "Accuracy", "Share of gain kept", "Flips on dissent"),
         rows=tuple(
-            (row.method, _budget(row.step_budget), cell(row.accuracy), cell(row.kept), cell(row.flips))
+            (row.method, budget_text(row.step_budget), cell(row.accuracy), cell(row.kept), cell(row.flips))
             for row in result.rows
         ),
         note=f"Gain of a noiseless world over the public model: {result.gain.value:+.2%}; all worlds agree at "
@@ -55,6 +55,13 @@ def utility_table(result: Utility) -> Table:
         f"{result.in_candidates.value:.1%}. Controls never touch the secret. {result.num_sessions} secrets and noise "
         f"draws a budget. {_NOTE}",
     )
+
+
+def plus_minus(mean: Mean | None) -> str:
+    """A mean and its standard error on few characters, for a terminal."""
+    if mean is None:
+        return ""
+    return f"{mean.value:.3f}" + ("" if mean.standard_error is None else f" ± {mean.standard_error:.3f}")
 
 
 def cell(mean: Mean | None) -> Cell:
@@ -67,7 +74,7 @@ def cell(mean: Mean | None) -> Cell:
     return Estimate(value=mean.value, low=interval[0], high=interval[1], confidence=CONFIDENCE)
 
 
-def _budget(nats: float | None) -> str | None:
+def budget_text(nats: float | None) -> str | None:
     """A budget as a power of two where it is one."""
     if nats is None:
         return None
@@ -147,9 +154,9 @@ def _fidelity_table(result: Fidelity) -> Table:
         name="fidelity",
         title="Total variation to the noiseless mixture of the worlds",
         columns=("Method", "Nats a token", "Total variation"),
-        rows=tuple((row.method, _budget(row.step_budget), cell(row.total_variation)) for row in result.rows),
-        note=f"{result.num_draws} draws at each of {result.num_positions:,} positions; the sampled mixture shows what "
-        f"so few draws cause by themselves. {_NOTE}",
+        rows=tuple((row.method, budget_text(row.step_budget), cell(row.total_variation)) for row in result.rows),
+        note=f"{result.num_draws} draws of coins at each of {result.num_positions:,} positions. The fresh-world draw "
+        f"has the mixture's own law; what it shows is the noise of so many draws. {_NOTE}",
     )
 
 
@@ -163,8 +170,8 @@ def _composition_table(result: Evaluation) -> Table:
         ),
         rows=tuple(
             (
-                row.decoder.value, row.law.value, _budget(row.step_budget), cell(row.membership), row.membership_bound,
-                row.world, row.world_bound,
+                row.decoder.value, row.law.value, budget_text(row.step_budget), cell(row.membership),
+                row.membership_bound, row.world, row.world_bound,
             )
             for row in result.composition
         ),
@@ -181,7 +188,7 @@ def _leakage_table(result: Evaluation) -> Table:
         columns=("Votes", "Law", "Nats a token", "Charge, nats", "Information, nats", "Share of charge", "Dissent"),
         rows=tuple(
             (
-                row.decoder.value, row.law.value, _budget(row.step_budget), row.charge_nats,
+                row.decoder.value, row.law.value, budget_text(row.step_budget), row.charge_nats,
                 row.information_nats.value, cell(row.share_of_charge), cell(row.dissent),
             )
             for row in result.leakage

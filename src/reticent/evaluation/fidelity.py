@@ -1,9 +1,10 @@
 """Sampling fidelity: how far a decoder's law of tokens is from the noiseless mixture of the worlds.
 
-The mixture is p̄ = (1/m) Σ_j p_j over the candidates; what is measured is the total variation ½ Σ_c |P(Y = c) − p̄_c|,
-P being over coins, S and noise, by simulation at the positions whose logits were kept. A finite number of draws makes
-any empirical law differ from the true one, so the row `sampled mixture`, drawn from p̄ itself, says what total variation
-nothing but that number causes; read the others against it. The posterior is uniform at every position.
+The mixture is p̄ = (1/m) Σ_j p_j over the candidates, and the measure the total variation ½ Σ_c |P(Y = c) − p̄_c|, P
+being over coins, S and noise, by simulation at the positions whose logits were kept. Under fixed coins the expected
+share of worlds that vote c is p̄_c exactly, so the decoder's frequencies are compared with the shares of the very votes
+it was given: both have the same coins, and draws on which all worlds agree cancel. What noise is left, the row of the
+fresh-world draw shows, whose true distance is 0; read the others against it. The posterior is uniform everywhere.
 
 Shape suffixes: F positions, M worlds, K candidates, Q draws, V distinct votes, R draws of one, A active tokens.
 """
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
-from reticent.baselines.controls import fresh_world_draw, plurality
+from reticent.baselines.controls import Control, fresh_world_draw, plurality
 from reticent.errors import InvalidValueError
 from reticent.evaluation.batch_mechanisms import BatchMechanism, batch_mechanism
 from reticent.evaluation.text_means import Mean, Record
@@ -23,7 +24,8 @@ from reticent.pac.calibration import active_votes
 from reticent.pac.laws import ReleaseLaw
 from reticent.randomness import SeededNoise
 
-SAMPLED_MIXTURE = "sampled mixture"
+_RELEASES_A_DRAW = 16
+"""Releases under each draw of coins: they cost little and take most of the noise out."""
 
 Draws = NDArray[np.int64]
 TokensOfVotes = Callable[[NDArray[np.int64]], Draws]
@@ -61,7 +63,7 @@ def fidelity(
         tensor: votes with logits.
         temperature: of the Gumbel decoder, as the votes were cast.
         budgets: b in nats, for each release law.
-        num_draws: draws of coins, S and noise at each position.
+        num_draws: draws of coins at each position.
         max_positions: use at most so many of the positions with logits, spread evenly.
         seed: of all draws.
 
@@ -77,22 +79,20 @@ def fidelity(
     chosen_F = np.unique(np.linspace(0, available - 1, min(max_positions, available)).round().astype(np.int64))
     generator = np.random.default_rng(seed)
     methods: dict[tuple[str, float | None], TokensOfVotes] = {
-        ("plurality", None): plurality,
-        ("fresh-world", None): lambda votes_QM: fresh_world_draw(votes_QM, generator),
+        (Control.PLURALITY.value, None): plurality,
+        (Control.FRESH_WORLD.value, None): lambda votes_QM: fresh_world_draw(votes_QM, generator),
     }
     noise = SeededNoise(seed)
     for law in ReleaseLaw:
         for budget in sorted(budgets, reverse=True):
             methods[(law.value, budget)] = _releasing(batch_mechanism(law, budget), noise, generator)
-    distances: dict[tuple[str, float | None], list[float]] = {(SAMPLED_MIXTURE, None): []} | {m: [] for m in methods}
+    distances: dict[tuple[str, float | None], list[float]] = {method: [] for method in methods}
     for index in chosen_F:
         scores_MK = tensor.logits_FMK[index].astype(np.float64) / temperature
-        mixture_K = _softmax(scores_MK).mean(axis=0)
-        votes_QM = _coupled_votes(scores_MK, num_draws, generator)
-        sample_Q = generator.choice(mixture_K.size, num_draws, p=mixture_K)
-        distances[(SAMPLED_MIXTURE, None)].append(total_variation(sample_Q, mixture_K))
+        votes_QM = np.repeat(_coupled_votes(scores_MK, num_draws, generator), _RELEASES_A_DRAW, axis=0)
+        shares_K = np.bincount(votes_QM.ravel(), minlength=scores_MK.shape[1]) / votes_QM.size
         for method, release in methods.items():
-            distances[method].append(total_variation(release(votes_QM), mixture_K))
+            distances[method].append(total_variation(release(votes_QM), shares_K))
     positions_F = tensor.logit_positions_F[chosen_F]
     rows = tuple(
         FidelityRow(
@@ -133,9 +133,3 @@ def _releasing(mechanism: BatchMechanism, noise: SeededNoise, generator: np.rand
         return tokens_Q
 
     return release
-
-
-def _softmax(scores_MK: NDArray[np.float64]) -> NDArray[np.float64]:
-    weights_MK = np.exp(scores_MK - scores_MK.max(axis=1, keepdims=True))
-    law_MK: NDArray[np.float64] = weights_MK / weights_MK.sum(axis=1, keepdims=True)
-    return law_MK

@@ -35,7 +35,7 @@ def verdict_warnings(utilities: Iterable[Utility]) -> list[str]:
         if result.unanimity.value < LEAST_UNANIMITY:
             warnings.append(
                 f"{name}: all worlds agree at only {result.unanimity.value:.0%} of positions (below "
-                f"{LEAST_UNANIMITY:.0%}), and every other token is mostly noise: {REMEDY}"
+                f"{LEAST_UNANIMITY:.0%}), and where they differ the released token is mostly noise: {REMEDY}"
             )
     return warnings
 
