@@ -88,3 +88,17 @@ def test_a_model_without_a_vocabulary_is_refused():
     module.get_output_embeddings = lambda: None
     with pytest.raises(ModelError, match="no vocabulary projection"):
         TextLoss(module, 0)
+
+
+@pytest.mark.parametrize("technique", [Technique.LORA, Technique.FULL])
+def test_the_vocabulary_is_never_spread_over_the_whole_batch(technique, monkeypatch):
+    monkeypatch.setattr("reticent.adaptation.text_loss._ROWS_AT_ONCE", 16)
+    monkeypatch.setattr("reticent.adaptation.loss._ROWS_AT_ONCE", 16)
+    module = adapted("llama", technique)
+    loss = TextLoss(module, 0)
+    rows = []
+    module.get_output_embeddings().register_forward_hook(lambda _m, _i, output: rows.append(output[..., 0].numel()))
+    _, batch = batch_for("llama")
+    loss(batch, "mean of tokens")[0].backward()
+    assert rows[0] == 0  # the model's own forward pass
+    assert max(rows) <= 16 < batch["labels"].numel()
