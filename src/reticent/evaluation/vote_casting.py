@@ -149,7 +149,7 @@ def votes_of_text(
     counts = settings.counts_within(forcing.vocab_size)
     blocks, began = [], time.perf_counter()
     seconds = 0.0
-    # One candidate count may be below k: the block then still carries k.
+    # k is not clipped as the other counts are: more candidates than tokens are refused.
     for block in forcing.blocks(tokens, max(*counts, settings.num_candidates), settings.mass_every):
         seconds += time.perf_counter() - began
         blocks.append(_votes_of_block(block, coins, settings, counts))
