@@ -24,7 +24,7 @@ __all__ = ["TokenSignals", "log_probabilities_of_hidden", "signals_of_hidden", "
 
 _HEAD_ROWS = 256
 """Rows of the vocabulary head at once: enough to keep the product busy."""
-_CACHED_ELEMENTS = 1 << 20
+_CACHED_ELEMENTS = 1 << 19
 """Entries of logits whose statistics are computed at once: few enough to stay in cache."""
 _NEGLIGIBLE = -80.0
 """Logits this far below the largest weigh nothing; cut there, no product meets infinity or a subnormal number."""

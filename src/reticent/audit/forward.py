@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from reticent.adaptation.in_context import InContextModel
+from reticent.adaptation.lean_lora import lean_lora
 from reticent.adaptation.techniques import disabled, positions_taken
 from reticent.adaptation.vocabulary_head import VocabularyHead
+from reticent.errors import ModelError
 from reticent.protocols import TokenSignals
 from reticent.token_signals import signals_of_hidden, signals_of_logits, split_signals
 
@@ -79,6 +81,13 @@ class TextForward:
     """
 
     def __init__(self, module: nn.Module, *, with_adapter: bool) -> None:
+        """Take a module into evaluation mode; without its adapter the base beneath it is what runs.
+
+        Raises:
+            ModelError: its adapters are merged into the base, or it predicts no tokens.
+        """
+        if any(getattr(part, "merged", False) for part in module.modules()):
+            raise ModelError("the adapter is merged into its base, where rounding has changed both; load it unmerged")
         self._module: Any = module.eval()
         self._with_adapter = with_adapter
         # The model inside all wrappers. What adapters hang in its layers, it computes with.
@@ -126,7 +135,8 @@ class TextForward:
     def ready(self) -> Iterator[None]:
         """Within this context the adapter is on or off as asked for; everything below runs within it."""
         if self._with_adapter:
-            yield
+            with lean_lora(self._module):
+                yield
         else:
             with disabled(self._module):
                 yield

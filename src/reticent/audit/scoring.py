@@ -66,7 +66,7 @@ class ModelScorer:
             batch_tokens: tokens computed at once, padding included.
 
         Raises:
-            ModelError: the module predicts no tokens.
+            ModelError: the module predicts no tokens, or its adapter is merged into the base.
             InvalidValueError: there is no adapter to switch off.
         """
         keep_freed_memory()

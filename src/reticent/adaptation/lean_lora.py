@@ -1,0 +1,57 @@
+"""PEFT's LoRA layers without what they do for training's sake: for passes that carry no gradient.
+
+PEFT keeps adapters in float32, and in each layer widens the whole activation, and what it adds, to match. Here both
+small products are in the base's own type, W x + B (s A x), from copies of the adapter rounded once: the same numbers in
+a float32 model, and in half precision with the rounding that the model's own products have. Nothing is merged.
+
+Shape suffixes: I inputs, R rank, O outputs.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@contextmanager
+def lean_lora(module: nn.Module) -> Iterator[None]:
+    """Within this context the LoRA layers of a module compute lean; anything but plain LoRA stays with PEFT.
+
+    The module must stay in evaluation mode, and no thread may use it outside of the context meanwhile.
+    """
+    from peft.tuners.lora import Linear
+
+    layers: list[Any] = [part for part in module.modules() if type(part) is Linear and _is_plain(part)]
+    try:
+        for layer in layers:
+            layer.forward = _forward_of(layer)
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer adds one unmerged low-rank product and nothing else."""
+    if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
+        return False
+    name = layer.active_adapters[0]
+    return name in layer.lora_A and name not in layer.lora_variant and layer.lora_B[name].bias is None
+
+
+@torch.no_grad()
+def _forward_of(layer: Any) -> Callable[[Tensor], Tensor]:
+    name = layer.active_adapters[0]
+    base = layer.base_layer
+    dtype = base.weight.dtype
+    down_RI = (layer.scaling[name] * layer.lora_A[name].weight).to(dtype)
+    up_OR = layer.lora_B[name].weight.to(dtype)
+
+    def forward(x: Tensor) -> Tensor:
+        y: Tensor = base(x)
+        return y + functional.linear(functional.linear(x, down_RI), up_OR)
+
+    return forward
