@@ -29,6 +29,7 @@ from reticent.worlds.collection import (
 )
 from reticent.worlds.manifest import FULL_NAME, MEMBERSHIP_NAME, WORLDS_NAME, BaseRecord
 
+ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _UNSUPPORTED = (
     "use_dora",
@@ -51,8 +52,10 @@ _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to initialise LoRA that leave the base as it is; others (PiSSA, OLoRA, CorDA, LoftQ) also change its weights."""
 
 
-def export_world(run: RunDirectory, world: int | None, out: Path) -> None:
+def export_world(run: RunDirectory, world: int | None, out: Path, model: str | None = None) -> None:
     """Write one world's adapter, or the one on all records (`world` None), as a PEFT folder.
+
+    `model` says where the base is, if it has moved.
 
     Raises:
         InvalidValueError: there is no such world.
@@ -61,7 +64,7 @@ def export_world(run: RunDirectory, world: int | None, out: Path) -> None:
     from peft import LoraConfig, TaskType
 
     adapters = run.full() if world is None else _world(run, world)
-    base = run.base()
+    base = run.base(model)
     architecture = batched_decoder(base.load()).architecture
     fan_in_fan_out = {
         module.path: module.fan_in_fan_out
@@ -83,7 +86,7 @@ def export_world(run: RunDirectory, world: int | None, out: Path) -> None:
     config.save_pretrained(out)
     tensors = {f"{_PREFIX}{path}.lora_A.weight": tensor[0].contiguous() for path, tensor in adapters.down.items()}
     tensors |= {f"{_PREFIX}{path}.lora_B.weight": tensor[0].contiguous() for path, tensor in adapters.up.items()}
-    save_tensors(out / "adapter_model.safetensors", tensors, {"format": "pt"})
+    save_tensors(out / ADAPTER_WEIGHTS_NAME, tensors, {"format": "pt"})
 
 
 def import_worlds(
@@ -145,7 +148,7 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]
         config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
         if not isinstance(config, dict):
             raise ValueError("adapter_config.json holds no settings")
-        tensors = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+        tensors = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS_NAME)
     except (OSError, ValueError, SafetensorError) as error:
         raise RunDirectoryError(
             f"{folder} is not a PEFT folder with adapter_config.json and adapter_model.safetensors: {error}"
