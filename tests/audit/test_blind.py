@@ -29,12 +29,14 @@ def test_punctuation_alone_is_found():
 
 
 def test_sets_of_one_distribution_seldom_beat_chance():
-    """60 pairs of sets from one source at 90 %, one side counted: 5 %, with room for the dependence between folds."""
+    """100 pairs of sets from one source at 90 %, one side counted: 5 %, and one and a half standard errors.
+
+    Without the correction for what folds share, 7 % of sets of 30 texts did, and 13 % of sets of 100."""
     rng = np.random.default_rng(2)
     beaten = sum(
-        blind_baseline(texts(rng, 30), texts(rng, 30), seed, confidence=0.9).beats_chance for seed in range(60)
+        blind_baseline(texts(rng, 30), texts(rng, 30), seed, confidence=0.9).beats_chance for seed in range(100)
     )
-    assert beaten <= 60 * 0.05 + 3 * math.sqrt(60 * 0.05 * 0.95)
+    assert beaten <= 100 * 0.05 + 1.5 * math.sqrt(100 * 0.05 * 0.95)
 
 
 def test_texts_of_one_group_are_held_out_together():
