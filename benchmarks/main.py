@@ -18,7 +18,19 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import concurrency, decoding, machine, pmixed, prompts, release, report, serving, storage, training
+from benchmarks import (
+    auditing,
+    concurrency,
+    decoding,
+    machine,
+    pmixed,
+    prompts,
+    release,
+    report,
+    serving,
+    storage,
+    training,
+)
 from benchmarks.parity import ParityError
 from benchmarks.rows import Benchmark
 from benchmarks.workspace import SMOKE, Sizes, Workspace
@@ -33,6 +45,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     *concurrency.BENCHMARKS,
     *serving.BENCHMARKS,
     *pmixed.BENCHMARKS,
+    *auditing.BENCHMARKS,
 )
 CURVE = "curve"
 _CURVE_WEIGHT = 200.0
@@ -151,7 +164,8 @@ def _workspace(options: argparse.Namespace, scratch: Path) -> Workspace:
     folder = Path(options.model)
     name = str(folder.resolve()) if folder.exists() else options.model
     dtype = getattr(torch, options.dtype)
-    return Workspace(name, dtype, torch.device(options.device), sizes, scratch, smoke=options.smoke)
+    device = torch.device(options.device)
+    return Workspace(name, dtype, device, sizes, scratch, smoke=options.smoke, texts=options.texts)
 
 
 def _verdict(results: dict[str, Any], out: Path) -> int:
@@ -195,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="type of the base (default: %(default)s)")
     add("--device", default="cpu", help="cpu, or cuda for the decode rows (default: %(default)s)")
     add("--threads", type=_positive, metavar="N", help="threads of torch (default: the machine's)")
+    add("--texts", type=Path, metavar="FILE", help="a corpus for the rows on auditing (default: random tokens)")
     add("--smoke", action="store_true", help="small sizes: shows that all rows run, says nothing about speed")
     add("--out", type=Path, metavar="FILE", help="where the results go (default: benchmarks/out/results.json)")
     add("--write-docs", action="store_true", help="measure nothing; rewrite docs/performance.md from the results file")

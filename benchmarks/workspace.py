@@ -39,6 +39,10 @@ class Sizes:
     text_tokens: int = 64
     requests: int = 8
     answer_tokens: int = 48
+    audit_texts: int = 64
+    audit_timed: int = 16
+    audit_tokens: int = 128
+    audit_pairs: int = 3
     curve_worlds: tuple[int, ...] = (8, 32, 128)
     curve_requests: tuple[int, ...] = (1, 2, 4, 8)
     curve_contexts: tuple[int, ...] = (32, 256, 1024)
@@ -61,6 +65,10 @@ SMOKE = Sizes(
     text_tokens=16,
     requests=4,
     answer_tokens=6,
+    audit_texts=8,
+    audit_timed=4,
+    audit_tokens=12,
+    audit_pairs=2,
     curve_worlds=(2, 4),
     curve_requests=(1, 2),
     curve_contexts=(8, 16),
@@ -79,6 +87,8 @@ class Workspace:
     sizes: Sizes
     scratch: Path
     smoke: bool = False
+    texts: Path | None = None
+    """A corpus for the rows on auditing; random tokens without one."""
     seed: int = 0
     kept: dict[str, Any] = field(default_factory=dict)
     """What rows leave for one another, such as PEFT with all adapters loaded."""
