@@ -157,9 +157,11 @@ SMOKE = Settings(
     sources=dict.fromkeys(Domain, _LETTERS),
     counts=TextCounts(corpus=16, validation=4, test=6, spare=6),
     num_worlds=8,
-    lora=LoraSettings(rank=2, alpha=4.0, num_top_layers=1),
-    training=TrainingSettings(learning_rate=1e-2, max_tokens=40, worlds_at_once=8),
-    votes=VoteSettings(num_candidates=20, candidate_counts=(5, 20, 50), mass_every=8, logits_every=8),
+    lora=LoraSettings(rank=4, alpha=8.0, target_modules=("all-linear",)),
+    training=TrainingSettings(learning_rate=3e-2, epochs=4, max_tokens=40, worlds_at_once=8),
+    votes=VoteSettings(
+        num_candidates=200, temperature=0.1, candidate_counts=(20, 50), mass_every=8, logits_every=8
+    ),
     budgets=(2.0**-4, 2.0**-32),
     num_draws=8,
     sessions=SessionSizes(num_sessions=32, num_queries=4, tokens_per_query=16, num_streams=2),

@@ -1,0 +1,70 @@
+"""Simulated deployments: made once for each decoder, law and budget, and read by composition and leakage alike."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.pac.common import Experiment
+from reticent._files import atomic_write
+from reticent.decoding.votes import Decoder
+from reticent.evaluation.grid_records import settings_hash
+from reticent.evaluation.sessions import SessionOutcomes, SessionSettings, simulate_sessions
+from reticent.pac.laws import ReleaseLaw
+
+
+@dataclass(frozen=True)
+class Deployments:
+    """Where deployments of one decoder, law and budget stand at their end."""
+
+    decoder: Decoder
+    law: ReleaseLaw
+    outcomes: SessionOutcomes
+
+
+def deployments(experiment: Experiment) -> Iterator[Deployments]:
+    """All combinations, by decoder, law and falling budget."""
+    combinations = [
+        (decoder, law, budget)
+        for decoder in Decoder
+        for law in ReleaseLaw
+        for budget in sorted(experiment.settings.budgets, reverse=True)
+    ]
+    for number, (decoder, law, budget) in enumerate(combinations, start=1):
+        experiment.progress.note(f"deployments {number}/{len(combinations)}: {decoder}, {law}, {budget:.3g} nats")
+        yield Deployments(decoder, law, _outcomes(experiment, decoder, law, budget))
+
+
+def _outcomes(experiment: Experiment, decoder: Decoder, law: ReleaseLaw, budget: float) -> SessionOutcomes:
+    settings = SessionSettings(**asdict(experiment.settings.sessions), seed=experiment.settings.seed)
+    identity = {
+        "votes": hashlib.sha256(experiment.votes.votes(decoder).worlds_NM.tobytes()).hexdigest(),
+        "offsets": experiment.votes.offsets.tolist(),
+        "decoder": decoder.value,
+        "law": law.value,
+        "budget": budget,
+        "sessions": asdict(settings),
+    }
+    path = experiment.folder / "sessions" / f"{settings_hash(identity)[:16]}.npz"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _save(simulate_sessions(experiment.votes, decoder, law, budget, settings), path)
+    with np.load(path) as arrays:
+        return SessionOutcomes(
+            budget, settings.num_tokens, arrays["secrets_R"], arrays["log_weights_RM"], arrays["dissent_R"]
+        )
+
+
+def _save(outcomes: SessionOutcomes, path: Path) -> None:
+    def write(scratch: Path) -> None:
+        with scratch.open("wb") as file:
+            np.savez_compressed(
+                file,
+                secrets_R=outcomes.secrets_R,
+                log_weights_RM=outcomes.log_weights_RM,
+                dissent_R=outcomes.dissent_R,
+            )
+
+    atomic_write(path, write)
