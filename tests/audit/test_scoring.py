@@ -1,6 +1,7 @@
 """The pass over texts against plain forward passes of every family and technique, and the mistakes it must not make."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 from reticent.adaptation.settings import Technique, TechniqueSettings
 from reticent.adaptation.techniques import attach, attach_demonstrations
 from reticent.adaptation.template import TextTemplate, encode
+from reticent.audit.cache import SignalCache, cached_signals
 from reticent.audit.scoring import ModelScorer, model_fingerprint
 from reticent.errors import InvalidValueError, ModelError
 
@@ -228,6 +230,18 @@ def test_the_fingerprint_covers_everything_a_score_depends_on() -> None:
         identity = model_fingerprint(other, its_tokenizer)
         others.append(ModelScorer(other, its_tokenizer, its_template, identity).fingerprint)
     assert len({first, *others}) == 6
+
+
+def test_target_and_reference_in_one_cache_are_never_taken_for_each_other(tmp_path: Path) -> None:
+    """Where both had one key, the reference attack compared the target with itself: every score was zero."""
+    module, cache = adapted("llama", Technique.LORA), SignalCache(tmp_path)
+    target, reference = scorer_of(module), scorer_of(module, with_adapter=False)
+    texts = [text for text in TEXTS if len(text) > 1]
+    for _ in range(2):
+        means = [cached_signals(scorer, texts, cache).mean_logp() for scorer in (target, reference)]
+        assert np.abs(means[0] - means[1]).min() > 1e-3
+    base = [s.logp.mean() for s in scorer_of(build_tiny_model("llama")).score(texts) if s is not None]
+    np.testing.assert_allclose(means[1], base, rtol=1e-5)
 
 
 def test_scoring_turns_dropout_off() -> None:
