@@ -88,6 +88,7 @@ def test_histogram_holds_every_score(scores):
 )
 def test_degenerate_scores_still_make_a_result_that_json_can_hold(members, nonmembers):
     result = summary(members, nonmembers)
+    assert (np.diff(result.histogram.edges) > 0).all()
     text = result.model_dump_json()
     assert json.loads(text, parse_constant=pytest.fail)
     assert AttackResult.model_validate_json(text) == result
