@@ -101,6 +101,18 @@ def test_failures_and_warnings_come_first(outcomes):
     assert tables(report)["failed"].rows == (("x", "no such model"),)
 
 
+def test_warnings_about_single_figures_are_counted_first_and_listed_last(outcomes):
+    attack = outcomes[0].result.attacks[0].model_copy(update={"warnings": ("separates", "collapsed")})
+    marked = CellOutcome(outcomes[0].cell, outcomes[0].record, sample_audit(attacks=(attack,), warnings=()))
+    report = grid_report(small_grid(), [marked])
+    assert report.warnings == ("2 figures carry a warning of their own; they are listed at the end",)
+    assert tables(report)["warnings"].rows == (
+        ("Likelihood", "separates", outcomes[0].record.name),
+        ("Likelihood", "collapsed", outcomes[0].record.name),
+    )
+    assert report.sections[-1].title == "Warnings about single figures"
+
+
 def test_a_grid_of_failures_still_has_a_report(outcomes):
     failed = [
         CellOutcome(

@@ -1,7 +1,8 @@
 import pytest
 from sample_audits import sample_attack, sample_audit
 
-from reticent.reports.evidence import evidence_section, findings, lowest_reportable_fpr
+from reticent.audit.metrics import unavailable_rate
+from reticent.reports.evidence import evidence_section, findings, lowest_reportable_fpr, texts_needed
 from reticent.reports.model import Table
 
 EDPB_CLASSES = {
@@ -44,6 +45,13 @@ def test_membership_states_texts_and_the_lowest_reportable_rate():
 def test_the_lowest_rate_never_exceeds_one():
     assert lowest_reportable_fpr(sample_attack("a", "A", 0.5, num_nonmembers=2)) == 1.0
     assert lowest_reportable_fpr(sample_attack("a", "A", 0.5, num_nonmembers=3000)) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("fpr", "needed"), [(0.001, 3000), (0.01, 300), (0.05, 60), (0.07, 43)])
+def test_texts_needed_are_the_fewest_that_the_metrics_accept(fpr, needed):
+    assert texts_needed(fpr) == needed
+    assert unavailable_rate(fpr, needed) is None
+    assert unavailable_rate(fpr, needed - 1) is not None
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_all_figures_and_headings_of_an_audit_are_there():
     for wanted in (
         "0.600",
         "[0.550, 0.650]",
-        "needs 3,000 non-members, there are 200",
+        "n < 3,000",
         "no shadow models were given",
         "one scored token",
         "ROC curves on logarithmic axes",
@@ -96,6 +96,18 @@ def test_an_audit_without_a_single_figure_still_has_a_report():
     page = render_audit(sample_audit(attacks=(), canaries=(), one_run=None, blind=None, reference=None))
     assert "No attack could be scored" in page
     Outline(page)
+
+
+def test_what_audits_are_compared_by_stands_first():
+    target = {"name": "m", "technique": "lora", "base": "smol", "trained_parameters": 921600, "training": {"epochs": 3}}
+    facts = audit_report(sample_audit(target=target)).sections[0].blocks[0]
+    assert facts.rows == (
+        ("technique", "lora"),
+        ("base model", "smol"),
+        ("trained parameters", "921,600"),
+        ("epochs", "3"),
+        ("members, non-members", "190, 200"),
+    )
 
 
 def test_warnings_of_attacks_reach_the_top_once():

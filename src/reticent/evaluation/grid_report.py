@@ -53,6 +53,11 @@ def grid_report(grid: Grid, outcomes: Sequence[CellOutcome]) -> Report:
             sections.append(_dataset_section(dataset.name, dataset.domain, cells))
     if done:
         sections.append(_factors(done))
+    if marked := _marked(outcomes):
+        table = Table(
+            name="warnings", title="Figures with a warning", columns=("Attack", "Warning", "Cell"), rows=marked
+        )
+        sections.append(Section(title="Warnings about single figures", blocks=(table,)))
     return Report(
         title=f"Benchmark {grid.name}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -104,20 +109,29 @@ def pooled(estimates: Sequence[Estimate]) -> Estimate:
 
 def _warnings(outcomes: Sequence[CellOutcome]) -> list[str]:
     failed = [outcome for outcome in outcomes if outcome.record.state is CellState.FAILED]
-    warnings = [f"{len(failed)} of {len(outcomes)} cells failed; they are listed below and missing from every figure"]
+    warnings = []
+    if failed:
+        warnings.append(f"{len(failed)} of {len(outcomes)} cells failed; they are missing from every figure")
     by_warning: dict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
-        if outcome.result is None:
-            continue
-        each = [*outcome.result.warnings]
-        each += [f"{a.title}: {text}" for a in outcome.result.attacks for text in a.warnings]
-        for text in dict.fromkeys(each):
+        for text in dict.fromkeys(outcome.result.warnings if outcome.result else ()):
             by_warning[text].append(outcome.record.name)
-    several = [
-        f"{text} ({names[0]}{f' and {len(names) - 1} more cells' if names[1:] else ''})"
-        for text, names in by_warning.items()
-    ]
-    return (warnings if failed else []) + several
+    for text, names in by_warning.items():
+        warnings.append(f"{text} ({names[0]}{f' and {len(names) - 1} more cells' if names[1:] else ''})")
+    if marked := _marked(outcomes):
+        warnings.append(f"{len(marked)} figures carry a warning of their own; they are listed at the end")
+    return warnings
+
+
+def _marked(outcomes: Sequence[CellOutcome]) -> tuple[tuple[str, str, str], ...]:
+    """Every warning about one attack's figures: attack, warning, cell."""
+    return tuple(
+        (attack.title, text, outcome.record.name)
+        for outcome in outcomes
+        if outcome.result is not None
+        for attack in outcome.result.attacks
+        for text in attack.warnings
+    )
 
 
 def _overview(grid: Grid, outcomes: Sequence[CellOutcome]) -> Section:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from reticent.audit.results import AttackResult, AuditResult, CanaryResult, SkippedAttack
-from reticent.reports.evidence import evidence_section
+from reticent.reports.evidence import evidence_section, texts_needed
 from reticent.reports.model import (
     Block,
     Cell,
@@ -66,7 +66,8 @@ def attack_table(result: AuditResult, name: str = "attacks") -> Table:
         rows=tuple(rows),
         note="AUC 0.5 is chance. TPR: the largest share of members found while at most that share of non-members is "
         "accused, without interpolation. Advantage: TPR less FPR at a threshold chosen on one half of the texts and "
-        "measured on the other. ε at least: what the counts at such a threshold refute, at their own confidence.",
+        "measured on the other. ε at least: what the counts at such a threshold refute, at their own confidence. "
+        "n < N: too few non-members for a figure, N are needed.",
     )  # fmt: skip
 
 
@@ -80,6 +81,21 @@ def flattened(details: Mapping[str, object], prefix: str = "") -> Iterator[tuple
             yield name, ", ".join(str(entry) for entry in value)[:_MOST_LONG_VALUE] or "none"
         else:
             yield name, "none" if value is None else str(value)
+
+
+def _factors(result: AuditResult) -> Iterator[tuple[str, str]]:
+    """What audits are compared by, as far as the target says it."""
+    target, training = result.target, result.target.get("training")
+    trained = training if isinstance(training, Mapping) else {}
+    template = result.scoring.get("template")
+    yield "technique", str(target.get("technique") or target.get("adapter") or "")
+    yield "base model", " ".join(str(target[key]) for key in ("base", "base_class") if target.get(key))
+    parameters = target.get("trained_parameters")
+    yield "trained parameters", f"{parameters:,}" if isinstance(parameters, int) else ""
+    yield "epochs", str(trained.get("epochs", ""))
+    yield "learning rate", str(trained.get("learning_rate", ""))
+    yield "members, non-members", f"{result.data.num_members:,}, {result.data.num_nonmembers:,}"
+    yield "tokens of a text, at most", str(template.get("max_tokens", "")) if isinstance(template, Mapping) else ""
 
 
 def _attack_warnings(result: AuditResult) -> list[str]:
@@ -97,6 +113,7 @@ def _subject(result: AuditResult) -> Section:
         ("neighbours from", result.neighbours_from or "none were made"),
     ]
     blocks: list[Block] = [
+        Facts(rows=tuple((name, value) for name, value in _factors(result) if value)),
         Paragraph(
             text="Texts are named by SHA-256 alone. A higher score means more likely a member, for every attack."
         ),
@@ -145,7 +162,7 @@ def _attacks(result: AuditResult) -> Section:
 def _rate_cell(attack: AttackResult, fpr: float) -> Cell:
     for rate in attack.rates:
         if rate.fpr == fpr:
-            return rate.unavailable if rate.tpr is None else rate.tpr
+            return f"n < {texts_needed(fpr):,}" if rate.tpr is None else rate.tpr
     return None
 
 

@@ -9,8 +9,10 @@ Sources of the classes:
 The page states what was done. What follows from it in law is not for a program to say, and it does not.
 """
 
+import math
 from dataclasses import dataclass
 
+from reticent.audit.metrics.rates import NONMEMBERS_TIMES_FPR
 from reticent.audit.results import AttackResult, AuditResult
 from reticent.reports.model import Paragraph, Reference, Section, Table
 
@@ -18,8 +20,6 @@ EDPB_URL = "https://www.edpb.europa.eu/system/files/2024-12/edpb_opinion_202428_
 AISVS_URL = "https://github.com/OWASP/AISVS/blob/main/1.0/en/0x10-C11-Adversarial-Robustness.md"
 
 TESTED, IN_PART, NOT_TESTED = "yes", "in part", "no"
-TEXTS_PER_RATE = 3.0
-"""A false-positive rate is reported where at least this many false positives are expected: n ≥ 3 / FPR."""
 
 _SHADOW_ATTACKS = frozenset({"lira", "rmia"})
 _RATIO_ATTACKS = frozenset({"reference", "lira", "rmia", "ez-mia", "wbc", "spv"})
@@ -96,9 +96,14 @@ def evidence_section(result: AuditResult) -> Section:
     )
 
 
+def texts_needed(fpr: float) -> int:
+    """How many non-members a false-positive rate needs to have a figure: the inverse of `lowest_reportable_fpr`."""
+    return math.ceil(round(NONMEMBERS_TIMES_FPR / fpr, 9))
+
+
 def lowest_reportable_fpr(attack: AttackResult) -> float:
     """The lowest false-positive rate at which so many non-members allow a figure."""
-    return min(1.0, TEXTS_PER_RATE / attack.num_nonmembers)
+    return min(1.0, NONMEMBERS_TIMES_FPR / attack.num_nonmembers)
 
 
 def _strength(attacks: tuple[AttackResult, ...]) -> str:
