@@ -245,7 +245,7 @@ class Experiment:
 
 
 Measure = Callable[[Experiment], Findings]
-"""A script: measures, and says what it found. It writes nothing itself."""
+"""A script: measures, and says what it found. `run_script` writes that down."""
 
 
 def run_script(name: str, description: str, measure: Measure, arguments: Sequence[str] | None = None) -> int:

@@ -71,13 +71,13 @@ class SweepSizes:
     num_worlds: int = 32
     corpus: int = 256
     max_tokens: int = 96
-    validation: int = 64
-    learning_rates: tuple[float, ...] = (1e-4, 6e-4, 1e-3)
+    validation: int = 48
+    learning_rates: tuple[float, ...] = (2e-4, 1e-3, 2e-3)
     epochs: tuple[int, ...] = (2, 4)
     ranks: tuple[int, ...] = (2, 32)
     corpora: tuple[int, ...] = (128, 512)
     worlds: tuple[int, ...] = (16, 64)
-    layers: tuple[int, ...] = (4, 20)
+    layers: tuple[int, ...] = (4, 24)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ SMOKE = Settings(
     sessions=SessionSizes(num_sessions=32, num_queries=4, tokens_per_query=16, num_streams=2),
     sweep=SweepSizes(
         num_worlds=4, corpus=12, max_tokens=24, validation=4, learning_rates=(3e-3,), epochs=(2,), ranks=(1,),
-        corpora=(8,), worlds=(2,), layers=(2,),
+        corpora=(8,), worlds=(2,), layers=(1,),
     ),
     matched=MatchedSizes(
         shards=(2, 4), sampling_rates=(0.5, 1.0), max_orders=(2, 4), horizons=(10**2, 10**6), selection_positions=4,
@@ -183,7 +183,7 @@ LOCAL = Settings(
     counts=TextCounts(corpus=512, validation=64, test=64, spare=64),
     num_worlds=128,
     lora=LoraSettings(rank=8, alpha=16.0, num_top_layers=12),
-    training=TrainingSettings(learning_rate=3e-4, max_tokens=128, dtype="bfloat16", worlds_at_once=4),
+    training=TrainingSettings(learning_rate=5e-4, max_tokens=128, dtype="bfloat16", worlds_at_once=4),
 )
 
 PAPER = Settings(

@@ -1,11 +1,14 @@
 """`reticent worlds`: build, show, verify, export and import run directories."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reticent.adaptation.presets import PRESETS, Preset
 from reticent.cli.output import console, facts, notes, print_json
 from reticent.errors import InterruptedRunError, InvalidValueError
 from reticent.worlds.assignment import Assignment
@@ -41,17 +44,21 @@ def build(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256,
-    epochs: Annotated[int, typer.Option(help="Passes over each world's records.")] = 1,
+    preset: Annotated[
+        Preset, typer.Option(help="Where epochs, learning-rate, rank and adapt-layers stand unless given.")
+    ] = Preset.PLAIN,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each world's records; plain: 1.")] = None,
     batch_size: Annotated[int, typer.Option(help="Records of a world per step, about.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-4,
-    rank: Annotated[int, typer.Option(help="LoRA rank.")] = 8,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate; plain: 3e-4.")] = None,
+    rank: Annotated[int | None, typer.Option(help="LoRA rank; plain: 8.")] = None,
     alpha: Annotated[float | None, typer.Option(help="LoRA alpha; twice the rank unless given.")] = None,
     target_modules: Annotated[
         str, typer.Option(help="Comma-separated module names, or `attention`, or `all-linear`.")
     ] = "attention",
     adapt_layers: Annotated[
-        str, typer.Option(metavar="all|top:K", help="Adapt all blocks, or the last K: faster to train and serve.")
-    ] = "all",
+        str | None,
+        typer.Option(metavar="all|top:K", help="Adapt all blocks (plain), or the last K: faster to train and serve."),
+    ] = None,
     dtype: Annotated[DType, typer.Option(help="Type to compute in.")] = DType.FLOAT32,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, …")] = "cpu",
     seed: Annotated[int, typer.Option(help="Public seed of record order and initial adapters.")] = 0,
@@ -67,31 +74,28 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Adapt the base on a private corpus as m overlapping worlds, all trained together, plus one on all records."""
-    from pydantic import ValidationError
-
     from reticent.adaptation.settings import LoraSettings, TrainingSettings, worlds_that_fit
     from reticent.cli.progress import WorkProgress
     from reticent.worlds.building import BuildRequest, build_run
 
-    try:
+    values = PRESETS[preset]
+    rank = values.rank if rank is None else rank
+    with _readable_problems():
         lora = LoraSettings(
             rank=rank,
             alpha=2.0 * rank if alpha is None else alpha,
             target_modules=tuple(name.strip() for name in target_modules.split(",") if name.strip()),
-            num_top_layers=_top_layers(adapt_layers),
+            num_top_layers=_top_layers(values.adapt_layers if adapt_layers is None else adapt_layers),
         )
         training = TrainingSettings(
-            epochs=epochs,
+            epochs=values.epochs if epochs is None else epochs,
             batch_size=batch_size,
-            learning_rate=learning_rate,
+            learning_rate=values.learning_rate if learning_rate is None else learning_rate,
             max_tokens=max_tokens,
             seed=seed,
             dtype=dtype.value,
             worlds_at_once=worlds_at_once or worlds_that_fit(batch_size, max_tokens),
         )
-    except ValidationError as error:
-        problem = error.errors()[0]
-        raise InvalidValueError(f"{problem['loc'][0]}: {problem['msg']}, got {problem['input']!r}") from None
     request = BuildRequest(
         corpus, model, out, worlds, lora, training, text_key, unit_key, limit, membership_seed, device, assignment
     )
@@ -164,6 +168,18 @@ def import_(
 
     run = import_worlds(folders, model, out, membership, full)
     _print_manifest(out, run.manifest, as_json)
+
+
+@contextmanager
+def _readable_problems() -> Iterator[None]:
+    """Turn what pydantic says of a setting into one line."""
+    from pydantic import ValidationError
+
+    try:
+        yield
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise InvalidValueError(f"{problem['loc'][0]}: {problem['msg']}, got {problem['input']!r}") from None
 
 
 def _top_layers(text: str) -> int | None:
