@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import FAMILIES, build_tiny_model, byte_tokenizer
 from torch.nn import functional
 
-from reticent.adaptation import multiworld
+from reticent.adaptation import schedule as schedule_module
 from reticent.adaptation import trunk as trunk_module
 from reticent.adaptation.checkpoint import Checkpoint
 from reticent.adaptation.multiworld import MultiWorldTrainer, TrainedWorlds
@@ -35,7 +35,7 @@ WARMUP_SHARE = 0.25
 
 @pytest.fixture(autouse=True)
 def _longer_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiworld, "_WARMUP_SHARE", WARMUP_SHARE)
+    monkeypatch.setattr(schedule_module, "_WARMUP_SHARE", WARMUP_SHARE)
 
 
 def random_texts(seed: int = 0) -> list[str]:
