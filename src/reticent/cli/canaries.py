@@ -40,7 +40,7 @@ def plant(
     names = [name.strip() for name in kind.split(",") if name.strip()]
     unknown = sorted(set(names) - set(CanaryKind))
     if unknown or not names:
-        raise InvalidValueError(f"there is no kind of canary {', '.join(unknown) or kind!r}; kinds are {KINDS}")
+        raise InvalidValueError(f"there is no kind of canary {', '.join(unknown) or repr(kind)}; kinds are {KINDS}")
     numbers = _numbers(repetitions)
     canaries = [
         canary for name in dict.fromkeys(names) for canary in draw_canaries(CanaryKind(name), count, numbers, seed)
