@@ -1,18 +1,39 @@
 """Durable files: a reader sees the old content or the new, never a part, also after a crash."""
 
 import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from reticent.errors import StorageError
+from reticent.errors import OutputExistsError, StorageError
 
 
 def sha256_of_file(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def json_lines(rows: Iterable[object]) -> bytes:
+    """JSON Lines in UTF-8: one value a line."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def make_new_folder(path: Path) -> None:
+    """Make a folder, and those it is in.
+
+    Raises:
+        OutputExistsError: something is there already.
+        StorageError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise OutputExistsError(f"{path} exists; choose another folder") from None
+    except OSError as error:
+        raise StorageError(f"cannot make {path}: {error.strerror}") from error
 
 
 def fsync_directory(folder: Path) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from reticent.adaptation.checkpoint import save_tensors
 from reticent.adaptation.sublayers import Block, find_blocks
+from reticent.adaptation.wrapping import BaseWrapper
 from reticent.errors import ModelError
 
 BOTTLENECK_NAME = "bottleneck.safetensors"
@@ -84,7 +85,7 @@ class Bottleneck(nn.Module):
         return (output_ND + self(x_ND)).to(output_ND.dtype) if self.enabled else output_ND
 
 
-class BottleneckModel(nn.Module):
+class BottleneckModel(BaseWrapper):
     """A frozen base with a bottleneck adapter at each place; called like the base, and asked for anything else too."""
 
     def __init__(
@@ -125,15 +126,6 @@ class BottleneckModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The base's forward, adapted."""
         return self.base(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        """Configuration, generation and the like are the base's."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "base":
-                raise
-            return getattr(self.base, name)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

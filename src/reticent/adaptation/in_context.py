@@ -17,15 +17,16 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from reticent._files import atomic_write
+from reticent.adaptation.wrapping import BaseWrapper
 from reticent.errors import InvalidValueError, ModelError
 
 DEMONSTRATIONS_NAME = "demonstrations.npz"
 
 
-class InContextModel(nn.Module):
+class InContextModel(BaseWrapper):
     """A frozen base that reads demonstrations before each text.
 
     Attributes:
@@ -80,15 +81,6 @@ class InContextModel(nn.Module):
             attention_mask=_insert(attention_mask, torch.ones_like(prefix), kept),
             **kwargs,
         )
-
-    def __getattr__(self, name: str) -> Any:
-        """Configuration and the like are the base's."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "base":
-                raise
-            return getattr(self.base, name)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

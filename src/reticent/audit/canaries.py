@@ -16,7 +16,7 @@ Two corpora planted with the same seed, settings and records are equal byte for 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -25,9 +25,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reticent import _validate
-from reticent._files import atomic_write_bytes
+from reticent._files import atomic_write_bytes, json_lines, make_new_folder
 from reticent.corpus import Record, corpus_hash, text_hash
-from reticent.errors import AuditError, InvalidValueError, OutputExistsError, StorageError
+from reticent.errors import AuditError, InvalidValueError
 
 PLANTED_NAME = "planted.jsonl"
 CANARIES_NAME = "canaries.jsonl"
@@ -227,9 +227,9 @@ def plant(
     mixed = [places[at] if at in places else next(originals) for at in range(len(order))]
     if not keep_units:
         mixed = [{key: row[key] for key in ("text", "canary")} for row in mixed]
-    _make_folder(out)
-    atomic_write_bytes(out / PLANTED_NAME, _json_lines(mixed))
-    atomic_write_bytes(out / CANARIES_NAME, _json_lines([canary.model_dump(mode="json") for canary in canaries]))
+    make_new_folder(out)
+    atomic_write_bytes(out / PLANTED_NAME, json_lines(mixed))
+    atomic_write_bytes(out / CANARIES_NAME, json_lines([canary.model_dump(mode="json") for canary in canaries]))
     planting = {
         "schema_version": SCHEMA_VERSION,
         "seed": seed,
@@ -302,16 +302,3 @@ def _matcher(pattern: str) -> re.Pattern[str]:
     literals = _SLOT.split(pattern)[::2]
     first, *rest = map(re.escape, literals)
     return re.compile(first + "".join(f"(?:{'|'.join(next(alphabets))}){literal}" for literal in rest))
-
-
-def _json_lines(rows: Sequence[Mapping[str, object]]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True)
-    except FileExistsError:
-        raise OutputExistsError(f"{out} exists; choose another folder") from None
-    except OSError as error:
-        raise StorageError(f"cannot make {out}: {error.strerror}") from error

@@ -11,7 +11,6 @@ Shape suffixes: B rows, V vocabulary.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reticent._files import atomic_write_bytes
+from reticent._files import atomic_write_bytes, json_lines
 from reticent.adaptation.adapted import AdaptedFolder
 from reticent.adaptation.settings import DTypeName, Technique, TechniqueSettings
 from reticent.adaptation.single_settings import SingleTrainingSettings
@@ -130,8 +129,7 @@ def self_prompted_reference(
     if len(set(texts)) < 2:
         raise AuditError("the target writes no text of its own, so there is nothing to adapt SPV-MIA's reference to")
     corpus = own / "corpus.jsonl"
-    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-    atomic_write_bytes(corpus, lines.encode())
+    atomic_write_bytes(corpus, json_lines({"text": text} for text in texts))
     request = AdaptRequest(
         corpus=corpus,
         model=base,

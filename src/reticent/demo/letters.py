@@ -8,7 +8,6 @@ A canary is a sentence with a random secret, as in Carlini et al., "The Secret S
 known number of times: if a model ever emits the secret, it has memorised that letter.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reticent import _validate
-from reticent._files import atomic_write_bytes
+from reticent._files import atomic_write_bytes, json_lines
 from reticent.demo import phrases
 from reticent.errors import InvalidValueError, OutputExistsError, ReticentError
 
@@ -92,9 +91,11 @@ def write_letters(
         if file.exists():
             raise OutputExistsError(f"{file} exists already; remove it or choose another name")
     letters = generate_letters(count, seed, canary_fraction=canary_fraction)
-    atomic_write_bytes(truth_file, _jsonl({k: v for k, v in asdict(each).items() if k != "text"} for each in letters))
     atomic_write_bytes(
-        corpus_file, _jsonl({"id": each.id, "patient": each.patient, "text": each.text} for each in letters)
+        truth_file, json_lines({k: v for k, v in asdict(each).items() if k != "text"} for each in letters)
+    )
+    atomic_write_bytes(
+        corpus_file, json_lines({"id": each.id, "patient": each.patient, "text": each.text} for each in letters)
     )
     return letters
 
@@ -261,7 +262,3 @@ def _canary(fake: "Faker", rank: int) -> Canary:
 
 def _written(day: date) -> str:
     return f"{day.day} {day:%B %Y}"
-
-
-def _jsonl(rows: Iterable[Mapping[str, object]]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reticent._files import atomic_write_bytes, sha256_of_file
+from reticent._files import atomic_write_bytes, json_lines, sha256_of_file
 from reticent.corpus import NEAR_DUPLICATE_THRESHOLD
 from reticent.corpus_formats import read_rows
 from reticent.deduplication import DisjointSets, join_near_duplicates
@@ -64,8 +64,7 @@ def prepare_data(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot make {folder}: {error.strerror or error}") from None
-    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-    atomic_write_bytes(corpus, lines.encode())
+    atomic_write_bytes(corpus, json_lines({"text": text} for text in texts))
     digest = sha256_of_file(corpus)
     atomic_write_bytes(record, json.dumps(drawn_as | {"sha256": digest}, indent=2).encode())
     return PreparedData(corpus, digest)

@@ -128,12 +128,7 @@ class _Build:
             corpus_hash=corpus_hash(corpus.records),
             units_hash=units_hash(units),
         )
-        self._base_record = BaseRecord(
-            name=base.name,
-            class_name=decoder.architecture.class_name,
-            content_hash=base.content_hash,
-            tokenizer_hash=base.tokenizer_hash,
-        )
+        self._base_record = BaseRecord.of(base, decoder.architecture.class_name)
         self._folder = _folder(request)
         self._work = self._folder.working_files
         self._trainer = MultiWorldTrainer(decoder, texts, request.lora, request.training, self._work / "trunk.scratch")

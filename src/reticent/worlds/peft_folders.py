@@ -12,13 +12,13 @@ import torch
 from safetensors import SafetensorError
 
 from reticent import _validate
-from reticent._files import atomic_write_bytes
+from reticent._files import atomic_write_bytes, make_new_folder
 from reticent.adaptation.checkpoint import save_tensors
 from reticent.adaptation.settings import LoraSettings
 from reticent.ensemble.adapters import ALL_LINEAR_MODULES, StackedAdapters, first_adapted_layer, select_modules
 from reticent.ensemble.architecture import Architecture
 from reticent.ensemble.forward import batched_decoder
-from reticent.errors import InvalidValueError, OutputExistsError, RunDirectoryError, StorageError
+from reticent.errors import InvalidValueError, RunDirectoryError
 from reticent.models import resolve_base_model
 from reticent.worlds.collection import (
     Membership,
@@ -82,7 +82,7 @@ def export_world(run: RunDirectory, world: int | None, out: Path, model: str | N
         fan_in_fan_out=any(fan_in_fan_out[path] for path in adapters.down),
         inference_mode=True,
     )
-    _make_folder(out)
+    make_new_folder(out)
     config.save_pretrained(out)
     tensors = {f"{_PREFIX}{path}.lora_A.weight": tensor[0].contiguous() for path, tensor in adapters.down.items()}
     tensors |= {f"{_PREFIX}{path}.lora_B.weight": tensor[0].contiguous() for path, tensor in adapters.up.items()}
@@ -113,7 +113,7 @@ def import_worlds(
     worlds = _stacked(folders, read)
     _check_fit(architecture, worlds)
     members = None if membership is None else _read_membership(membership, len(folders))
-    _make_folder(out)
+    make_new_folder(out)
     write_adapters(out / WORLDS_NAME, worlds)
     if full is not None:
         write_adapters(out / FULL_NAME, _stacked([folders[0], full], [read[0], _read_folder(full)]).one(1))
@@ -122,12 +122,7 @@ def import_worlds(
     write_manifest(
         out,
         num_worlds=len(folders),
-        base=BaseRecord(
-            name=base.name,
-            class_name=architecture.class_name,
-            content_hash=base.content_hash,
-            tokenizer_hash=base.tokenizer_hash,
-        ),
+        base=BaseRecord.of(base, architecture.class_name),
         lora=LoraSettings(
             rank=worlds.rank,
             alpha=worlds.alpha,
@@ -214,12 +209,3 @@ def _read_membership(path: Path, num_worlds: int) -> Membership:
             f"membership {path}: `members` must be [units, {num_worlds}] with {num_worlds // 2} true in every row"
         )
     return Membership(members, np.arange(len(members)), np.zeros((len(members), 32), dtype=np.uint8))
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True)
-    except FileExistsError:
-        raise OutputExistsError(f"{out} exists; choose another folder") from None
-    except OSError as error:
-        raise StorageError(f"cannot make {out}: {error.strerror}") from error
