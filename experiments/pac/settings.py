@@ -171,7 +171,7 @@ SMOKE = Settings(
     ),
     matched=MatchedSizes(
         shards=(2, 4), sampling_rates=(0.5, 1.0), max_orders=(2, 4), horizons=(10**2, 10**6), selection_positions=4,
-        test_positions=8, order_positions=2, num_draws=16, largest_shard_epochs=2,
+        test_positions=8, order_positions=2, num_draws=16, largest_shard_epochs=4,
     ),
     decode_tokens=3,
 )  # fmt: skip

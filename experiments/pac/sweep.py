@@ -1,9 +1,9 @@
 """Stability is the currency: unanimity and the gain kept against how worlds are trained, one factor at a time.
 
 The operating point is chosen by a rule that is fixed here: among the runs that differ from the centre in what a user is
-free to choose (learning rate, epochs, rank, layers), the one of largest accuracy of the Gaussian release of Gumbel votes
-at the smallest budget, on validation texts; among equals the one trained on fewer tokens. The corpus and m are what a
-deployment has, so they are mapped but not chosen. Test texts play no part.
+free to choose (learning rate, epochs, rank, layers), the one of largest accuracy on validation texts, for the Gaussian
+release of Gumbel votes at the smallest budget; among equals the one trained on fewer tokens. The corpus and m are what
+a deployment has, so they are mapped but not chosen. Test texts play no part.
 """
 
 import sys

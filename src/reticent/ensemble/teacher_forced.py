@@ -59,7 +59,7 @@ class PositionBlock:
 
 
 @dataclass(frozen=True)
-class _FinalStates:
+class FinalStates:
     """Final hidden states of a text, [N, D] of the public row and of the full-data adapter, [M, N, D] of the worlds."""
 
     public_ND: Tensor
@@ -121,13 +121,15 @@ class TeacherForcing:
                 f"a text of {len(tokens)} tokens: it must have 2 to {self.context_length}, the model's context length"
             )
         integer_in_range("num_candidates", num_candidates, 1, self.vocab_size)
-        states = self._read(tokens[:-1])
+        states = self.final_states(tokens[:-1])
         for start in range(0, len(tokens) - 1, _POSITIONS_AT_ONCE):
             stop = min(start + _POSITIONS_AT_ONCE, len(tokens) - 1)
             first = -start % normalise_every
             yield self._block(states, slice(start, stop), num_candidates, range(first, stop - start, normalise_every))
 
-    def _read(self, tokens: Sequence[int]) -> _FinalStates:
+    @torch.inference_mode()
+    def final_states(self, tokens: Sequence[int]) -> FinalStates:
+        """The states from which `BatchedDecoder.logits` predicts the token after each of `tokens`, at least one."""
         device = self._decoder.architecture.device
         positions_N = torch.arange(len(tokens), device=device)
         embedded_1ND = self._decoder.embed(torch.tensor(tokens, device=device), positions_N)[None]
@@ -135,9 +137,9 @@ class TeacherForcing:
         full_ND = None
         if self._full is not None:
             full_ND = self._full.final_hidden(embedded_1ND, positions_N, with_public=False)[0]
-        return _FinalStates(rows_GND[0], rows_GND[1:], full_ND)
+        return FinalStates(rows_GND[0], rows_GND[1:], full_ND)
 
-    def _block(self, states: _FinalStates, here: slice, num_candidates: int, normalised: range) -> PositionBlock:
+    def _block(self, states: FinalStates, here: slice, num_candidates: int, normalised: range) -> PositionBlock:
         public_NV = self._decoder.logits(states.public_ND[here]).cpu().numpy()
         candidates_NK = np.stack([_ranked(logits_V, num_candidates) for logits_V in public_NV])
         worlds_MND = states.worlds_MND[:, here]

@@ -1,0 +1,146 @@
+"""The tables and figure of the comparison with PMixed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.pac.settings import MatchedSizes
+from reticent.evaluation.evaluation_report import cell
+from reticent.evaluation.matched import MatchedRow, OneOrderRow
+from reticent.evaluation.text_means import Mean, Record
+from reticent.reports.model import Block, LineChart, Paragraph, Series, Table
+
+
+class Ceilings(Record):
+    """Expected accuracy of a sampled token without any privacy, by what samples it; and of the public model."""
+
+    accuracies: dict[str, Mean]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the tables must say: the bound, the total in nats, positions, passes over a shard, sizes, and m."""
+
+    bound: float
+    total_nats: float
+    positions: int
+    shard_epochs: dict[int, int]
+    sizes: MatchedSizes
+    num_worlds: int
+
+
+def matched_blocks(
+    rows: Sequence[MatchedRow], one_order: Sequence[OneOrderRow], ceilings: Ceilings, setting: Setting
+) -> tuple[Block, ...]:
+    """All blocks, in order."""
+    return (
+        Paragraph(
+            text=f"At every horizon both methods may let an attacker reach {setting.bound:.2%} at telling whether a "
+            f"record was used: PAC releases {setting.total_nats:.3g} nats in all, PMixed has its radius calibrated to "
+            "that success under each reading of its accounting. The two bounds speak of different secrets: of a record "
+            "in the realised world, and of a record in the corpus at all."
+        ),
+        _table(rows, setting),
+        _ceilings_table(ceilings, setting),
+        _one_order_table(one_order),
+        _chart(rows),
+    )
+
+
+def _table(rows: Sequence[MatchedRow], setting: Setting) -> Table:
+    sizes = setting.sizes
+    return Table(
+        name="matched",
+        title="Share of the headroom at an equal bound on membership",
+        columns=("Method", "Tokens", "Setting", "Accuracy", "Of its own headroom", "Of the full-data headroom"),
+        rows=tuple(
+            (
+                _name(row),
+                row.horizon,
+                _setting_text(row),
+                cell(row.accuracy),
+                cell(row.of_own_ceiling),
+                cell(row.of_full_data),
+            )
+            for row in sorted(rows, key=lambda row: row.horizon)
+        ),
+        note=f"{setting.positions} positions of test texts, chosen on {sizes.selection_positions} of validation texts; "
+        f"the whole vocabulary for PMixed, its candidates for PAC. N in {_listed(sizes.shards)}, q in "
+        f"{_listed(sizes.sampling_rates)}, order in {_listed(sizes.max_orders)}. Own headroom: from the public model "
+        "to the experts' plain mean, or from the public model held to the candidates to a noiseless world. "
+        f"{sizes.num_draws} draws of coins for PAC. Intervals: 95 %, over texts.",
+    )
+
+
+def _ceilings_table(ceilings: Ceilings, setting: Setting) -> Table:
+    epochs = ", ".join(f"{count} shards: {passes}" for count, passes in setting.shard_epochs.items())
+    return Table(
+        name="ceilings",
+        title="Expected accuracy of a sampled token without privacy, at the same positions",
+        columns=("Sampled from", "Accuracy"),
+        rows=tuple((name, cell(mean)) for name, mean in ceilings.accuracies.items()),
+        note=f"{setting.num_worlds} worlds. An expert passes over its shard as often as it takes to train for as many "
+        f"steps as a world, but no more than {setting.sizes.largest_shard_epochs} times ({epochs}).",
+    )
+
+
+def _one_order_table(rows: Sequence[OneOrderRow]) -> Table:
+    return Table(
+        name="one-order",
+        title="What checking PMixed's ball at one order changes",
+        columns=("Order", "β", "λ, every order", "λ, one order", "Outside the ball", "Largest divergence over limit"),
+        rows=tuple(
+            (
+                row.max_order,
+                f"{row.beta:g}",
+                row.weight,
+                row.one_order_weight,
+                row.share_outside,
+                row.largest_excess,
+            )
+            for row in rows
+        ),
+        note="Accounting up to an order needs the ball at every order from 2 to twice as much; the public code checks "
+        "that order alone. Means over experts and positions. A divergence over its limit of more than 1 means that the "
+        "promised guarantee does not hold.",
+    )
+
+
+def _chart(rows: Sequence[MatchedRow]) -> LineChart:
+    series = []
+    for name in dict.fromkeys(_name(row) for row in rows):
+        some = sorted(
+            (row for row in rows if _name(row) == name and row.of_own_ceiling is not None), key=lambda row: row.horizon
+        )
+        shares = [row.of_own_ceiling for row in some if row.of_own_ceiling is not None]
+        bands = [share.interval() or (share.value, share.value) for share in shares]
+        series.append(
+            Series(
+                label=name,
+                x=tuple(float(row.horizon) for row in some),
+                y=tuple(share.value for share in shares),
+                low=tuple(low for low, _ in bands),
+                high=tuple(high for _, high in bands),
+            )
+        )
+    return LineChart(
+        title="Share of its own headroom that each method keeps, by horizon",
+        description="A line with its band for each release law of PAC, and for PMixed under each reading",
+        x_label="released tokens",
+        y_label="share of the headroom",
+        x_scale="log",
+        series=tuple(series),
+    )
+
+
+def _name(row: MatchedRow) -> str:
+    return f"PAC, {row.method}" if row.reading is None else f"PMixed, {row.reading}"
+
+
+def _setting_text(row: MatchedRow) -> str:
+    if row.step_budget is not None:
+        return f"b = {row.step_budget:.3g} nats"
+    return f"N = {row.num_shards}, q = {row.sampling_rate:g}, order {row.max_order}, β = {row.beta:.3g}"
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
