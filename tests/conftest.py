@@ -8,11 +8,17 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
 import torch
 from tiny_models import build_tiny_model, save_tiny_model
 
 torch.set_num_threads(1)
+# How fast the machine is never decides a test.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture
