@@ -11,8 +11,9 @@ from experiments.pac.settings import Size
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.audit.canaries import Canary, CanaryKind, draw_canaries
 from reticent.evaluation.canary import CanaryTexts, canary_texts
-from reticent.evaluation.vote_casting import VoteSettings
-from reticent.evaluation.vote_tensor import VoteTensor
+from reticent.evaluation.vote_casting import VoteSettings, votes_of_text
+from reticent.evaluation.vote_tensor import VoteTensor, concatenated
+from reticent.randomness import PublicCoins
 from reticent.worlds.assignment import Assignment
 from reticent.worlds.collection import RunDirectory
 
@@ -45,7 +46,7 @@ class PlantedSizes:
 
 SIZES: Mapping[Size, PlantedSizes] = {
     Size.SMOKE: PlantedSizes(8, 2, 6, 4, 2, 2, 2e-2, 40, 1, 16),
-    Size.LOCAL: PlantedSizes(64, 4, 16, 16, 8, 3, 1e-3, 96, 4, 256),
+    Size.LOCAL: PlantedSizes(64, 8, 16, 16, 8, 3, 1e-3, 96, 4, 256),
     Size.PAPER: PlantedSizes(2048, 16, 64, 128, 8, 3, 1e-3, 512, 8, 1024),
 }
 
@@ -135,4 +136,11 @@ class Planted:
     @cached_property
     def canary_votes(self) -> VoteTensor:
         """The worlds' votes along the canaries."""
-        return self.experiment.cast_tokens("canaries", self.run, self.canary_texts.tokens, self.votes)
+        forcing = self.experiment.forcing(self.run)
+        seed = self.votes.coin_seed
+        return concatenated(
+            [
+                votes_of_text(forcing, tokens, PublicCoins.from_seed(seed, text), self.votes)
+                for text, tokens in enumerate(self.canary_texts.tokens)
+            ]
+        )

@@ -16,7 +16,7 @@ from scipy.integrate import quad
 from reticent.errors import InvalidValueError
 from reticent.pac import channel as channel_module
 from reticent.pac.calibration import active_votes, calibrate, vote_weights
-from reticent.pac.channel import token_channel
+from reticent.pac.channel import released_token_likelihood, token_channel
 from reticent.pac.channel import token_information as channel_information
 from reticent.pac.mechanism import noise_covariance
 from reticent.pac.mixture import MixtureMechanism
@@ -244,3 +244,21 @@ def test_two_way_is_the_oracles_law():
 def test_what_is_no_channel_is_refused(law, q):
     with pytest.raises(InvalidValueError):
         channel_information(law, np.array(q))
+
+
+@pytest.mark.parametrize("budget", [2.0**-20, 2.0**-4])
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_one_tokens_column_tells_votes_apart_as_the_whole_channel_does(size, budget):
+    q = np.random.default_rng(size).dirichlet(np.ones(size))
+    for calibration in (calibrate(q, budget), MixtureMechanism(budget).calibrate(q)):
+        channel = token_channel(calibration)
+        for token in range(size):
+            column = released_token_likelihood(calibration, token)
+            np.testing.assert_allclose(column, channel[:, token], rtol=1e-3, atol=2e-4)
+            ratios, expected = (np.log(law / law[token]) for law in (column, channel[:, token]))
+            assert np.abs(ratios - expected).max() <= 0.01 * np.abs(expected).max()
+
+
+def test_a_token_nobody_voted_for_has_no_column():
+    with pytest.raises(InvalidValueError):
+        released_token_likelihood(calibrate(np.array([0.5, 0.5]), 0.1), 2)

@@ -25,7 +25,8 @@ from reticent.adaptation.single_settings import PrivacySettings, SingleTrainingS
 from reticent.errors import InvalidValueError
 
 DELTA = 1e-5
-_PRECISION = 1e-3
+_PRECISION = 1e-2
+_SMALLEST_MULTIPLIER = 0.25
 _LARGEST_MULTIPLIER = 2.0**20
 
 
@@ -66,7 +67,7 @@ def matched_privacy(
     delta: float = DELTA,
     max_gradient_norm: float = 1.0,
 ) -> MatchedPrivacy:
-    """The least noise, to within 0.1 %, that holds membership success to a target in the given training.
+    """The least noise, to within 1 % and not below σ = ¼, that holds membership success to a target in a training.
 
     Raises:
         InvalidValueError: a target of ½ or less, or of 1 or more; no noise reaches it; or δ is so large that ε is 0.
@@ -99,8 +100,10 @@ def _least_multiplier(target_success: float, sample_rate: float, num_steps: int)
         if high > _LARGEST_MULTIPLIER:
             raise InvalidValueError(f"no noise multiplier up to {_LARGEST_MULTIPLIER:g} reaches {target_success!r}")
     low = high / 2.0
-    while low > 2.0**-10 and allowed(low):
+    while allowed(low):
         low, high = low / 2.0, low
+        if high <= _SMALLEST_MULTIPLIER:
+            return high
     while high - low > _PRECISION * high:
         middle = math.sqrt(low * high)
         if allowed(middle):

@@ -214,12 +214,14 @@ def canary_study(
     settings = settings or CanarySettings()
     _check(tensor, texts)
     votes_NM = tensor.votes(decoder).worlds_NM
-    rows = [
-        emission_row("public", emitted_by_one(tensor, texts, tensor.votes(decoder).public_N[:, None]), texts),
-    ]
+    models = {"public": tensor.votes(decoder).public_N}
     if tensor.has_full:
-        full_N1 = tensor.votes(decoder).full_N[:, None]
-        rows.append(emission_row("full-data", emitted_by_one(tensor, texts, full_N1), texts))
+        models["full-data"] = tensor.votes(decoder).full_N
+    has_coins = decoder is not Decoder.GREEDY
+    rows = [
+        emission_row(name, emitted_by_one(tensor, texts, votes_N[:, None], has_coins=has_coins), texts)
+        for name, votes_N in models.items()
+    ]
     for method, budget, release in _releases(settings):
         emissions = _emitted(tensor, texts, votes_NM, settings, release)
         rows.append(emission_row(method, emissions, texts, budget))
@@ -242,20 +244,23 @@ def canary_study(
     )
 
 
-def emitted_by_one(tensor: VoteTensor, texts: CanaryTexts, tokens_NR: NDArray[np.integer]) -> Emissions:
+def emitted_by_one(
+    tensor: VoteTensor, texts: CanaryTexts, tokens_NR: NDArray[np.integer], *, has_coins: bool = True
+) -> Emissions:
     """What answers without a realised world hold: one model's, or another protection's, R answers a text.
 
     Args:
         tensor: over `texts.tokens`, for their positions and next tokens.
         texts: the canaries.
         tokens_NR: released tokens.
+        has_coins: whether answers to the same prompt differ by their coins; otherwise a canary is asked for once.
     """
+    asked = np.arange(texts.canary_I.size) if has_coins else np.unique(texts.canary_I, return_index=True)[1]
     shares = []
-    for text in range(len(texts.tokens)):
+    for text in asked.tolist():
         at = texts.secret_positions(text, tensor.offsets)
         shares.append((tokens_NR[at] == tensor.targets_N[at, None]).mean(axis=0))
-    text_A = np.repeat(np.arange(len(texts.tokens)), tokens_NR.shape[1])
-    return Emissions(np.concatenate(shares), text_A)
+    return Emissions(np.concatenate(shares), np.repeat(asked, tokens_NR.shape[1]))
 
 
 def emission_row(method: str, emissions: Emissions, texts: CanaryTexts, step_budget: float | None = None) -> CanaryRow:

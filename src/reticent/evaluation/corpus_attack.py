@@ -13,7 +13,8 @@ about S says nothing here; what is measured is all there is.
 Records are the units of sampling. The deployments of one row share the records, so they are averaged for each resample
 of records.
 
-Shape suffixes: N positions of all records together, I records, R deployments.
+Shape suffixes: N positions of all records together, I records (or members), J other records, R deployments,
+B resamples.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,14 @@ from numpy.typing import NDArray
 
 from reticent._validate import integer_in_range
 from reticent.audit.metrics.advantage import best_threshold
+from reticent.audit.metrics.intervals import clopper_pearson
 from reticent.audit.metrics.roc import auc
 from reticent.audit.results import Estimate
 from reticent.errors import InvalidValueError
 from reticent.evaluation.text_means import CONFIDENCE, Record, TextSpans
 
 NUM_RESAMPLES = 2000
+_ROUNDING = 1e-12
 
 _Weights = NDArray[np.float64]
 
@@ -96,21 +99,22 @@ def corpus_attack(scores_RI: NDArray[np.float64], members_I: NDArray[np.bool_], 
     integer_in_range("seed", seed, 0)
     generator = np.random.default_rng(seed)
     right_I = correct_decisions(scores_RI, members_I, generator).mean(axis=0)
-    beaten = mean_wins(scores_RI[:, members_I], scores_RI[:, ~members_I])
+    beaten_IJ = mean_wins(scores_RI[:, members_I], scores_RI[:, ~members_I])
     area = float(np.mean([auc(scores_I[members_I], scores_I[~members_I]) for scores_I in scores_RI]))
 
-    def accuracy(members: _Weights, others: _Weights) -> float:
-        return 0.5 * float(members @ right_I[members_I] + others @ right_I[~members_I])
+    def wins(members_BI: _Weights, others_BJ: _Weights) -> _Weights:
+        areas: _Weights = ((members_BI @ beaten_IJ) * others_BJ).sum(axis=1)
+        return areas
 
+    def accuracy(members_BI: _Weights, others_BJ: _Weights) -> _Weights:
+        shares: _Weights = 0.5 * (members_BI @ right_I[members_I] + others_BJ @ right_I[~members_I])
+        return shares
+
+    value = 0.5 * float(right_I[members_I].mean() + right_I[~members_I].mean())
     sizes = (num_members, num_nonmembers)
     return CorpusAttack(
-        auc=_bootstrapped(area, lambda members, others: float(members @ beaten @ others), sizes, generator),
-        accuracy=_bootstrapped(
-            accuracy(np.full(num_members, 1 / num_members), np.full(num_nonmembers, 1 / num_nonmembers)),
-            accuracy,
-            sizes,
-            generator,
-        ),
+        auc=_bootstrapped(area, wins, sizes, generator),
+        accuracy=_bootstrapped(value, accuracy, sizes, generator),
         num_members=num_members,
         num_nonmembers=num_nonmembers,
         num_deployments=len(scores_RI),
@@ -142,15 +146,23 @@ def correct_decisions(
 
 def _bootstrapped(
     value: float,
-    statistic: Callable[[_Weights, _Weights], float],
+    statistic: Callable[[_Weights, _Weights], _Weights],
     sizes: tuple[int, int],
     generator: np.random.Generator,
 ) -> Estimate:
-    """A statistic of weighted records with its percentile interval over resamples of either group."""
-    drawn = [
-        statistic(*(generator.multinomial(size, np.full(size, 1.0 / size)) / size for size in sizes))
-        for _ in range(NUM_RESAMPLES)
-    ]
+    """A share with its percentile interval over resamples of either group of records.
+
+    At exactly 0 or 1 all resamples agree, which says nothing of chance: the interval is then the exact one for as many
+    pairs as can be formed without using a record twice, as in `audit.metrics.bootstrap_auc_interval`.
+    """
+    value = min(max(value, 0.0), 1.0)
+    pairs, certain = min(sizes), round(value)
+    if abs(value - certain) < _ROUNDING:
+        low, high = clopper_pearson(certain * pairs, pairs, CONFIDENCE)
+        return Estimate(value=float(certain), low=low, high=high, confidence=CONFIDENCE)
+    of_members, of_others = (
+        generator.multinomial(size, np.full(size, 1.0 / size), size=NUM_RESAMPLES) / size for size in sizes
+    )
     error = (1.0 - CONFIDENCE) / 2.0
-    low, high = np.quantile(drawn, [error, 1.0 - error])
-    return Estimate(value=value, low=min(float(low), value), high=max(float(high), value), confidence=CONFIDENCE)
+    low, high = np.clip(np.quantile(statistic(of_members, of_others), [error, 1.0 - error]), 0.0, 1.0).tolist()
+    return Estimate(value=value, low=min(low, value), high=max(high, value), confidence=CONFIDENCE)

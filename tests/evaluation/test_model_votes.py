@@ -1,0 +1,47 @@
+"""One model's votes against those that the worlds' own engine casts for the same model."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import build_tiny_model
+
+from reticent.decoding.votes import Decoder
+from reticent.ensemble.adapters import StackedAdapters, select_modules
+from reticent.ensemble.forward import batched_decoder
+from reticent.ensemble.teacher_forced import TeacherForcing
+from reticent.errors import InvalidValueError
+from reticent.evaluation.model_votes import votes_of_model
+from reticent.evaluation.vote_casting import VoteSettings, votes_of_text
+from reticent.evaluation.vote_tensor import concatenated
+from reticent.randomness import PublicCoins
+
+TEXTS = [[11, 200, 3, 77, 42, 9], [5, 250, 9], [33, 11, 8, 140, 99, 98, 97, 1, 2]]
+SETTINGS = VoteSettings(num_candidates=20, candidate_counts=(5,), coin_seed=5, temperature=0.8)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def tensor(model):
+    decoder = batched_decoder(model)
+    modules = select_modules(decoder.architecture, ["attention"], 1)
+    down = {m.path: 0.3 * torch.randn(2, 2, m.in_features) for m in modules}
+    up = {m.path: 0.3 * torch.randn(2, m.out_features, 2) for m in modules}
+    forcing = TeacherForcing(decoder, StackedAdapters(down, up, alpha=4.0))
+    return concatenated(
+        [votes_of_text(forcing, tokens, PublicCoins.from_seed(5, i), SETTINGS) for i, tokens in enumerate(TEXTS)]
+    )
+
+
+@pytest.mark.parametrize("decoder", Decoder)
+def test_the_base_votes_as_the_public_row_does(model, tensor, decoder):
+    found = votes_of_model(model, TEXTS, tensor, decoder, SETTINGS)
+    np.testing.assert_array_equal(found, tensor.votes(decoder).public_N)
+
+
+def test_other_texts_are_refused(model, tensor):
+    with pytest.raises(InvalidValueError):
+        votes_of_model(model, TEXTS[1:], tensor, Decoder.GREEDY, SETTINGS)
