@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from reticent.audit.targets import Target, TargetOptions
 
 
+ATTACKS = (
+    "likelihood, reference, zlib, neighbourhood, min-k, min-k++, gradient-norm, ez-mia, wbc, rmia, lira, spv, recall"
+)
+
+
 def audit(
     target: Annotated[
         str,
@@ -25,34 +30,42 @@ def audit(
         ),
     ],
     members: Annotated[Path, typer.Option(help="Texts it was trained on; or the whole corpus, see --nonmembers.")],
-    out: Annotated[Path, typer.Option(help="Folder for the report, the scores and the cache; repeat to resume.")],
+    out: Annotated[Path, typer.Option(help="Folder for report, scores and cache; the same command goes on.")],
     nonmembers: Annotated[
         Path | None,
         typer.Option(help="Texts it was not trained on. Without it, --members is divided by the target's own lists."),
     ] = None,
-    reference: Annotated[str | None, typer.Option(help="Model before adaptation; an adapter's own base else.")] = None,
-    attacks: Annotated[str, typer.Option(help="all, or a comma-separated list of names.")] = "all",
+    reference: Annotated[
+        str | None, typer.Option(help="Model before adaptation; an adapter's own base unless given.")
+    ] = None,
+    attacks: Annotated[str, typer.Option(help=f"all, or some of {ATTACKS}, comma-separated.")] = "all",
     mlm: Annotated[
-        str | None, typer.Option(help="Masked language model for neighbours; the base resamples else.")
+        str | None, typer.Option(help="Masked language model that makes neighbours; the target's base unless given.")
     ] = None,
     shadow: Annotated[
-        list[str] | None, typer.Option(help="An output of adapt that serves as shadow model; may be repeated.")
+        list[str] | None, typer.Option(help="An output of adapt that serves as a shadow model; may be repeated.")
     ] = None,
     world: Annotated[int | None, typer.Option(help="Audit this world of a run; the others are its shadows.")] = None,
     canaries: Annotated[Path | None, typer.Option(help="canaries.jsonl of `reticent canaries plant`.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Base model, if it has moved; the model's name on a server.")
+        str | None, typer.Option(help="Where the base model is, if it has moved; on a server, the model's name.")
     ] = None,
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
     limit: Annotated[int | None, typer.Option(help="Read at most this many records of each corpus.")] = None,
     template: Annotated[
-        str | None, typer.Option(help="What is read, with {text}; as stored with the adapter else.")
+        str | None,
+        typer.Option(help="What the model reads, with {text} where the text stands; as stored unless given."),
     ] = None,
-    encoder_input: Annotated[str | None, typer.Option(help="What an encoder reads; as stored else.")] = None,
+    encoder_input: Annotated[
+        str | None, typer.Option(help="What the encoder of an encoder-decoder model reads; as stored unless given.")
+    ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Cut texts to this many tokens; as stored, or 256, else.")
+        int | None, typer.Option(help="Cut texts to this many tokens; as stored, or 256, unless given.")
     ] = None,
-    eos: Annotated[bool | None, typer.Option("--eos/--no-eos", help="Close texts; as stored, or yes, else.")] = None,
+    eos: Annotated[
+        bool | None,
+        typer.Option("--eos/--no-eos", help="Close texts that are not cut; as stored, or yes, unless given."),
+    ] = None,
     dtype: Annotated[DType | None, typer.Option(help="Type to compute in; as trained unless given.")] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, …")] = "cpu",
     batch_tokens: Annotated[int, typer.Option(help="Tokens computed at once.")] = 2048,

@@ -27,7 +27,12 @@ def benchmark(
         str,
         typer.Argument(metavar="GRID", help="A grid file (TOML), or one that comes along: smoke, cpu, privauditor."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for cells, texts and report; run again to go on or to retry.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for cells, texts and report; the same command goes on, and tries failed cells again."
+        ),
+    ],
     data: Annotated[Path | None, typer.Option(help="Folder where the grid's data files are.")] = None,
     dry_run: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -22,11 +22,11 @@ def plant(
     kind: Annotated[str, typer.Option(help=f"One of {KINDS}; or several, comma-separated.")] = "digits",
     count: Annotated[int, typer.Option(help="Canaries of each kind to plant; each has a twin that is held out.")] = 32,
     repetitions: Annotated[
-        str, typer.Option(metavar="N,N,...", help="How often they are planted, dealt to them in turn.")
+        str, typer.Option(metavar="N,…", help="How often they are planted, dealt to them in turn.")
     ] = "1",
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
     unit_key: Annotated[
-        str | None, typer.Option(help="Key that names a record's owner; kept, and each canary gets one of its own.")
+        str | None, typer.Option(help="Key that names a record's owner; written as `unit`, and each canary gets one.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
     seed: Annotated[int, typer.Option(help="Draws secrets, coins and places.")] = 0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reticent._files import sha256_of_file
-from reticent.cli.output import notes
+from reticent.cli.output import notes, parse_budget
 from reticent.errors import RunDirectoryError
 from reticent.pac.laws import ReleaseLaw
 
@@ -28,6 +28,20 @@ DatabaseUrl = Annotated[
     ),
 ]
 
+DEFAULT_STEP_BUDGET = 2.0**-32
+StepBudget = Annotated[
+    float,
+    typer.Option(
+        parser=parse_budget,
+        metavar="NATS",
+        show_default="2^-32",
+        help="Charge per token: 2^-32, 1e-9 or a decimal.",
+    ),
+]
+TotalBudget = Annotated[
+    float | None,
+    typer.Option(parser=parse_budget, metavar="NATS", help="Cap over the deployment's life, set at its first use."),
+]
 Release = Annotated[
     ReleaseLaw,
     typer.Option(

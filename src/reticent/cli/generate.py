@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reticent.cli.deployment import DatabaseUrl, Release, RunDirectory, open_deployment
-from reticent.cli.output import console, facts, format_nats, parse_budget, percent_at_most, print_json
+from reticent.cli.deployment import (
+    DEFAULT_STEP_BUDGET,
+    DatabaseUrl,
+    Release,
+    RunDirectory,
+    StepBudget,
+    TotalBudget,
+    open_deployment,
+)
+from reticent.cli.output import console, facts, format_nats, percent_at_most, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder
 from reticent.errors import BudgetExhaustedError
@@ -47,13 +55,8 @@ def generate(
     run: RunDirectory,
     prompt: Annotated[str, typer.Option(help="The text to continue; empty starts a new text.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Release at most this many tokens.")] = 64,
-    step_budget: Annotated[
-        float, typer.Option(parser=parse_budget, metavar="NATS", help="Charge per token: 2^-32, 1e-9 or a decimal.")
-    ] = 2.0**-32,
-    total_budget: Annotated[
-        float | None,
-        typer.Option(parser=parse_budget, metavar="NATS", help="Cap over the deployment's life, set at its first use."),
-    ] = None,
+    step_budget: StepBudget = DEFAULT_STEP_BUDGET,
+    total_budget: TotalBudget = None,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
     release: Release = ReleaseLaw.GAUSSIAN,
     temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0,

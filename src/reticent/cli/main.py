@@ -40,23 +40,23 @@ from reticent.errors import InterruptedRunError, ReticentError
 
 app = typer.Typer(
     name="reticent",
-    help="Text generation from a model adapted on private text, with a guarantee that can be stated.",
+    help="Serve a model adapted on private text with a guarantee that can be stated, and audit what models give away.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo")(demo.demo)
+app.command("demo", short_help="The whole way on invented clinic letters.")(demo.demo)
 app.add_typer(worlds.app, name="worlds")
-app.command("adapt")(adapt.adapt)
-app.command("audit")(audit.audit)
-app.add_typer(canaries.app, name="canaries")
-app.command("benchmark")(benchmark.benchmark)
-app.command("evaluate")(evaluate.evaluate)
+app.command("adapt", short_help="Adapt one model, and write down who was a member.")(adapt.adapt)
+app.command("audit", short_help="Attack a model or endpoint: what does it give away?")(audit.audit)
+app.add_typer(canaries.app, name="canaries", short_help="Invented secrets, planted before training.")
+app.command("benchmark", short_help="Adapt and audit a grid of models, data sets and techniques.")(benchmark.benchmark)
+app.command("evaluate", short_help="What a run is worth on held-out texts, at every budget.")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.add_typer(keys.app, name="keys")
-app.command("plan")(plan.plan)
-app.add_typer(state.app, name="state")
+app.command("plan", short_help="Relate tokens, budget and bound.")(plan.plan)
+app.add_typer(state.app, name="state", short_help="Show what was spent, or give the deployment up.")
 app.add_typer(ledger.app, name="ledger")
 
 

@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from reticent.cli.deployment import DatabaseUrl, Release, RunDirectory, run_id
-from reticent.cli.output import notes, parse_budget
+from reticent.cli.deployment import (
+    DEFAULT_STEP_BUDGET,
+    DatabaseUrl,
+    Release,
+    RunDirectory,
+    StepBudget,
+    TotalBudget,
+    run_id,
+)
+from reticent.cli.output import notes
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
@@ -20,13 +28,8 @@ _LIMITS = Limits()
 
 def serve(
     run: RunDirectory,
-    step_budget: Annotated[
-        float, typer.Option(parser=parse_budget, metavar="NATS", help="Charge per token: 2^-32, 1e-9 or a decimal.")
-    ] = 2.0**-32,
-    total_budget: Annotated[
-        float | None,
-        typer.Option(parser=parse_budget, metavar="NATS", help="Cap over the deployment's life, set at its first use."),
-    ] = None,
+    step_budget: StepBudget = DEFAULT_STEP_BUDGET,
+    total_budget: TotalBudget = None,
     database_url: DatabaseUrl = None,
     host: Annotated[
         str, typer.Option(help="Address to bind to; loopback only while there is no API key.")
