@@ -99,4 +99,4 @@ def test_the_shipped_grids_are_what_they_say():
     # A rate at 1 % needs 3 / 0.01 non-members, one at 0.1 % ten times as many.
     assert cpu.nonmembers >= 300
     assert paper.nonmembers >= 3000
-    assert cpu.attacks.limits[AttackName.NEIGHBOURHOOD] < cpu.members
+    assert cpu.attacks.limits[AttackName.GRADIENT_NORM] < cpu.members
