@@ -9,10 +9,10 @@ TEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench lint format lock clean
+.PHONY: help install demo test bench experiments lint format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## create .venv with the exact versions of the lock files
 
@@ -34,6 +34,9 @@ test: lint ## run lint, type check and all tests
 
 bench: $(INSTALLED) ## compare speed and memory with transformers and PEFT; see docs/performance.md
 	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks $(BENCH)
+
+experiments: $(INSTALLED) ## run every script of experiments/ in its small setting; see experiments/README.md
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m experiments $(EXPERIMENTS)
 
 lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ NAME-DOMAIN.json, .md and .svg.
 """
 
 import argparse
-import json
+import hashlib
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from experiments.pac.operating_point import OperatingPoint, read_operating_point
-from experiments.pac.results import Findings, Header, write_result
+from experiments.pac.results import Findings, Header, write_file, write_result
 from experiments.pac.settings import SETTINGS, TINY, Domain, Settings, Size
 from experiments.pac.sources import makers
-from reticent._files import atomic_write_bytes, sha256_of_file
+from reticent._files import json_lines, sha256_of_file
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.adaptation.texts import encode_texts
 from reticent.cli.progress import WorkProgress
@@ -101,7 +101,7 @@ class Experiment:
     def operating_point(self) -> OperatingPoint:
         """The learning rate, epochs, rank and layers that the sweep chose, or else those of the size."""
         default = OperatingPoint.of(self.settings.lora, self.settings.training)
-        return read_operating_point(self.out, self.settings.size, self.domain) or default
+        return read_operating_point(self.out, self.settings.size) or default
 
     @cached_property
     def lora(self) -> LoraSettings:
@@ -159,11 +159,10 @@ class Experiment:
 
     def corpus_file(self, name: str, texts: Sequence[str]) -> Path:
         """A corpus file of some texts, for whatever reads files; named by its content."""
-        lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-        path = self.folder / "corpora" / f"{name}-{text_hash(lines)[:12]}.jsonl"
+        lines = json_lines({"text": text} for text in texts)
+        path = self.folder / "corpora" / f"{name}-{hashlib.sha256(lines).hexdigest()[:12]}.jsonl"
         if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_bytes(path, lines.encode())
+            write_file(path, lines)
         return path
 
     def build(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.pac.common import Experiment
+from experiments.pac.results import make_folder
 from reticent._files import atomic_write
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.grid_records import settings_hash
@@ -49,7 +50,7 @@ def _outcomes(experiment: Experiment, decoder: Decoder, law: ReleaseLaw, budget:
     }
     path = experiment.folder / "sessions" / f"{settings_hash(identity)[:16]}.npz"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         _save(simulate_sessions(experiment.votes, decoder, law, budget, settings), path)
     with np.load(path) as arrays:
         return SessionOutcomes(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from experiments.pac.settings import Domain, Size
-from reticent._files import atomic_write_bytes
+from experiments.pac.results import write_file
+from experiments.pac.settings import Size
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import RunDirectoryError
 
@@ -55,11 +55,11 @@ class OperatingPoint(BaseModel):
 def write_operating_point(folder: Path, point: OperatingPoint) -> Path:
     """Write what a sweep chose."""
     path = folder / FILE_NAME
-    atomic_write_bytes(path, (point.model_dump_json(indent=2) + "\n").encode())
+    write_file(path, (point.model_dump_json(indent=2) + "\n").encode())
     return path
 
 
-def read_operating_point(folder: Path, size: Size, domain: Domain) -> OperatingPoint | None:
+def read_operating_point(folder: Path, size: Size) -> OperatingPoint | None:
     """What a sweep of this size chose, in whichever domain; None where there is none.
 
     A point chosen in one domain serves the other too, which then had no part in the choice.

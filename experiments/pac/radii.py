@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from reticent._files import atomic_write_bytes
+from experiments.pac.results import write_file
 from reticent.baselines.pmixed import PMixedSettings
 from reticent.baselines.pmixed_calibration import DELTA, Reading, calibrated
 
@@ -29,5 +29,5 @@ class Radii:
         if key not in self._known:
             found = calibrated(num_shards, sampling_rate, max_order, horizon, self._target, reading)
             self._known[key] = found.beta
-            atomic_write_bytes(self._path, json.dumps(self._known, indent=2).encode())
+            write_file(self._path, json.dumps(self._known, indent=2).encode())
         return PMixedSettings(num_shards, sampling_rate, max_order, self._known[key])

@@ -76,10 +76,6 @@ def write_result(out: Path, header: Header, findings: Findings) -> list[Path]:
     Raises:
         StorageError: a file cannot be written.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make {out}: {error.strerror or error}; choose another --out") from None
     stem = f"{header.name}-{header.domain}"
     content = {
         **header.model_dump(mode="json"),
@@ -98,8 +94,31 @@ def write_result(out: Path, header: Header, findings: Findings) -> list[Path]:
             blocks.append(block)
     files[f"{stem}.md"] = _page(header, findings, tuple(blocks))
     for name, text in files.items():
-        atomic_write_bytes(out / name, text.encode())
+        write_file(out / name, text.encode())
     return [out / name for name in files]
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder unless it is there, and return it.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot make {path}: {error.strerror or error}; choose another --work or --out") from None
+    return path
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file durably, and its folder if need be.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    make_folder(path.parent)
+    atomic_write_bytes(path, data)
 
 
 def standalone_svg(figure: Figure, identifier: str) -> str:

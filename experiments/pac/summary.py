@@ -1,0 +1,151 @@
+"""Write experiments/README.md: the paper's numbers beside ours, and a sentence where they differ."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.pac.common import HERE
+from experiments.pac.comparisons import AGREES, COMPARISONS, Comparison, Ours
+from experiments.pac.operating_point import FILE_NAME, OperatingPoint
+from experiments.pac.settings import Domain
+from reticent._files import atomic_write_bytes
+
+EXPERIMENTS: Mapping[str, str] = {
+    "sweep": "unanimity and the gain kept against how worlds are trained; chooses the operating point",
+    "stability": "how often all worlds agree, and their probability inside the candidates",
+    "utility": "accuracy and gain kept for every budget, law and control; distance from the worlds' own mixture",
+    "composition": "what the curator's posterior knows after 64 queries of 64 tokens",
+    "leakage": "information about the secret as a share of what was charged",
+    "quality": "repetition, diversity and perplexity of free-running text",
+    "canary": "who repeats planted secrets, with and without calibrated noise",
+    "cost": "seconds and multiplications of a token",
+    "matched": "PAC against PMixed at an equal bound on membership",
+    "secrets": "three attacks on three secrets, for every protection",
+}
+Found = Mapping[tuple[str, Domain], Mapping[str, Any]]
+"""The content of each result file that there is."""
+_NOT_YET = "–"  # noqa: RUF001 - a dash in a table
+
+_INTRODUCTION = """# Experiments
+
+Everything that arXiv 2609.05676 measures, repeated by one command each, and put beside its rivals. `pac/` holds one
+script a table or figure with its result beside it: `NAME-DOMAIN.json` has every number, `.md` the tables, `.svg` the
+figures, each with command, revision, seed, versions and machine.
+
+    make experiments                                            every script in the small setting, in minutes
+    python -m experiments.pac.sweep                             first: chooses the operating point on validation texts
+    python -m experiments.pac.utility --domain nih              then any other; the runs they share are built once
+    python -m experiments.pac.summary                           rewrites this page
+
+`--size local`, the default, is what fits two cores: SmolLM2-135M, m = 128, 512 texts of 128 tokens. `--size paper` is
+the published setting, GPT-2-small and 2,048 articles of WikiText-103, fetched from the hub; it wants an accelerator.
+Private texts are read from `--data`, and nothing of them is written to the results.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script."""
+    parser = argparse.ArgumentParser("python -m experiments.pac.summary", description=__doc__)
+    parser.add_argument("--results", type=Path, default=HERE, help="folder of the results (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "README.md", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    results = {
+        (name, domain): found
+        for name in EXPERIMENTS
+        for domain in Domain
+        if (found := _read(options.results, name, domain)) is not None
+    }
+    atomic_write_bytes(options.out, page(results, options.results, options.out.parent).encode())
+    return 0
+
+
+def page(results: Found, folder: Path, beside: Path) -> str:
+    """The summary as Markdown.
+
+    Args:
+        results: the content of each result file that there is.
+        folder: where those files are.
+        beside: where the page will be, for its links.
+    """
+    place = Path(os.path.relpath(folder, beside))
+    lines = [_INTRODUCTION]
+    if (point := _operating_point(folder)) is not None:
+        lines += ["## Operating point", "", point, ""]
+    lines += ["## The paper and ours", ""]
+    lines += ["| experiment | quantity | paper | Wikipedia | NIH abstracts |", "|---|---|---|---|---|"]
+    lines += [_row(comparison, results) for comparison in COMPARISONS]
+    lines += ["", "± is one standard error. A dash: not run yet, or no such row.", "", "## Where they differ", ""]
+    nothing = "Nowhere, among the results that there are." if results else "There are no results yet."
+    lines += list(_differences(results)) or [nothing]
+    lines += ["", "## All results", "", "| experiment | shows | Wikipedia | NIH abstracts |", "|---|---|---|---|"]
+    lines += [_links(name, shows, results, place) for name, shows in EXPERIMENTS.items()]
+    if warnings := list(_warnings(results)):
+        lines += ["", "## Warnings that the results carry", "", *warnings]
+    return "\n".join(lines) + "\n"
+
+
+def _ours(comparison: Comparison, results: Found, domain: Domain) -> Ours | None:
+    found = results.get((comparison.experiment, domain))
+    return None if found is None else comparison.ours(found["results"])
+
+
+def _row(comparison: Comparison, results: Found) -> str:
+    ours = [_ours(comparison, results, domain) for domain in Domain]
+    cells = (
+        comparison.experiment,
+        comparison.quantity,
+        comparison.paper,
+        *(_NOT_YET if o is None else o.text for o in ours),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _differences(results: Found) -> Iterator[str]:
+    for comparison in COMPARISONS:
+        for domain in Domain:
+            ours = _ours(comparison, results, domain)
+            verdict = None if ours is None else comparison.verdict(ours)
+            if ours is not None and verdict != AGREES:
+                yield f"- {comparison.quantity}, {domain}: {ours.text} against {comparison.paper}; {verdict}."
+
+
+def _operating_point(folder: Path) -> str | None:
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return None
+    point = OperatingPoint.model_validate_json(path.read_bytes())
+    layers = "all blocks" if point.num_top_layers is None else f"the last {point.num_top_layers} blocks"
+    return (
+        f"Learning rate {point.learning_rate:g}, {point.epochs} epoch(s), rank {point.rank}, {layers}; chosen by the "
+        f"sweep ({point.chosen_on}): {point.rule}. `reticent worlds build --preset stable` starts from it."
+    )
+
+
+def _links(name: str, shows: str, results: Found, place: Path) -> str:
+    cells = []
+    for domain in Domain:
+        stem = (place / f"{name}-{domain}").as_posix()
+        links = " ".join(f"[{kind}]({stem}.{kind})" for kind in ("md", "json"))
+        cells.append(links if (name, domain) in results else _NOT_YET)
+    return f"| {name} | {shows} | {' | '.join(cells)} |"
+
+
+def _warnings(results: Found) -> Iterator[str]:
+    for (name, domain), found in results.items():
+        yield from (f"- {name}, {domain}: {warning}" for warning in found["warnings"])
+
+
+def _read(folder: Path, name: str, domain: Domain) -> Mapping[str, Any] | None:
+    path = folder / f"{name}-{domain}.json"
+    if not path.is_file():
+        return None
+    found: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
