@@ -1,6 +1,6 @@
 """Signals on disk, so that a text is scored once by each model, also across runs and kills.
 
-    FOLDER/<fingerprint>/<number>.npz    the signals of some texts: their hashes, and one array a signal, laid end to end
+    FOLDER/<fingerprint>/<number>.npz    the signals of some texts: hashes, and one array a signal, laid end to end
 
 What is found is found by the scorer's fingerprint (which is repeated inside each file) and the text's hash, never by
 position. Files are written whole or not at all; one that cannot be read counts as absent, and its texts are scored
