@@ -5,8 +5,8 @@
 * ε takes the pairs of twins: each pair's coin is guessed from which twin became more likely. It bounds the ε of
   *exchanging* a planted canary with all its copies for its twin, which is at most twice the ε of leaving it out.
 
-Canaries that training held out for validation, or that were planted elsewhere, are recognised by their hashes where the
-target knows its members, and take no part.
+Canaries that were held out from training, or planted elsewhere, are recognised by their hashes where the target knows
+its members, and take no part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,8 +75,8 @@ def usable_canaries(
     if not wrong:
         return kept, ()
     return kept, (
-        f"{len(wrong)} pair(s) of canaries are left out: the planted twin was not trained on (held out for validation, "
-        "or planted in another corpus), or the held-out twin was",
+        f"{len(wrong)} pair(s) of canaries are left out: the planted twin was held out from training or planted in "
+        "another corpus, or its twin was trained on",
     )
 
 

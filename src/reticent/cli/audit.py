@@ -242,7 +242,7 @@ def _print(result: "AuditResult", out: Path) -> None:
         notes.print(f"left out: {skipped.name}: {skipped.reason}", highlight=False, markup=False, soft_wrap=True)
     for group in result.canaries:
         bits = group.mean_exposure_bits
-        planted = f"planted {group.repetitions} times" if group.repetitions else "held out"
+        planted = f"planted {_times(group.repetitions)}" if group.repetitions else "held out"
         console.print(
             f"{group.num_canaries} canaries ({group.kind}) {planted}: "
             f"exposure {'-' if bits is None else f'{bits:.1f}'} bits, "
@@ -257,6 +257,10 @@ def _print(result: "AuditResult", out: Path) -> None:
             soft_wrap=True,
         )
     notes.print(f"report: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _interval(estimate: Any) -> str:

@@ -121,8 +121,13 @@ def _print(result: "Evaluation", out: Path) -> None:
     from reticent.evaluation.evaluation_report import budget_text, plus_minus
 
     for found in result.utility:
-        table = Table(title=f"Next-token accuracy, {found.decoder.value} votes (± standard error over texts)")
-        for heading in ("method", "nats a token", "accuracy", "gain kept", "flips"):
+        table = Table(
+            title=f"Next-token accuracy, {found.decoder.value} votes (± standard error over texts)",
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+        )
+        for heading in ("method", "nats", "accuracy", "gain kept", "flips"):
             table.add_column(heading, no_wrap=True)
         for row in found.rows:
             means = (plus_minus(mean) for mean in (row.accuracy, row.kept, row.flips))

@@ -37,7 +37,7 @@ def open_world(folder: Path, world: int, options: TargetOptions, cache: Path, pr
     Args:
         folder: the run directory.
         world: which world, from 0.
-        options: how; the template defaults to the run's own.
+        options: how; template and type default to the run's own.
         cache: where the exported adapter and the worlds' means are kept.
         progress: reports the shadows' pass.
 
@@ -56,7 +56,12 @@ def open_world(folder: Path, world: int, options: TargetOptions, cache: Path, pr
     members_of = dict(zip(hashes, membership.record_members, strict=True))
     identity = run.manifest.files[WORLDS_NAME][:32]
     adapter = _exported(run, world, cache / "worlds" / f"{identity}-{world}", options.model)
-    chosen = replace(options, template=_template(run) | options.template, model=options.model or run.manifest.base.name)
+    chosen = replace(
+        options,
+        template=_template(run) | options.template,
+        model=options.model or run.manifest.base.name,
+        dtype=options.dtype or run.dtype,
+    )
     target = open_target(str(adapter), chosen)
     record = {"kind": TargetKind.RUN.value, "name": str(folder), "world": world, "worlds": num_worlds}
     store = TextStore(cache / "worlds" / f"{identity}-{target.scorer.fingerprint[:16]}.jsonl")

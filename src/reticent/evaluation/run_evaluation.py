@@ -174,7 +174,7 @@ def _votes(
     """The votes, the size of the vocabulary, the length limit, and how many texts it cut."""
     base = run.base(request.model)
     trained = run.manifest.training
-    dtype = request.dtype or getattr(torch, trained.dtype if trained else "float32")
+    dtype = request.dtype or run.dtype
     decoder = batched_decoder(base.load(dtype).to(usable_device(request.device)))
     wanted = request.max_tokens or (trained.max_tokens if trained else DEFAULT_MAX_TOKENS)
     max_tokens = min(wanted, decoder.architecture.context_length)

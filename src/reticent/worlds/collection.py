@@ -126,14 +126,19 @@ class RunDirectory:
         self.manifest.base.check(base, f"{self.folder} was built")
         return base
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the worlds were trained in; float32 for a run that was imported."""
+        dtype: torch.dtype = getattr(torch, self.manifest.training.dtype if self.manifest.training else "float32")
+        return dtype
+
     def engine(self, base: BaseModel, dtype: torch.dtype | None = None, device: str = "cpu") -> Engine:
         """The ensemble of the public model and all worlds; computes in the training type unless told otherwise.
 
         Raises:
             InvalidValueError: there is no such device here.
         """
-        trained_in = self.manifest.training.dtype if self.manifest.training else "float32"
-        model = base.load(dtype or getattr(torch, trained_in)).to(usable_device(device))
+        model = base.load(dtype or self.dtype).to(usable_device(device))
         return Engine(batched_decoder(model), self.worlds())
 
 
