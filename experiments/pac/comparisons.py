@@ -251,7 +251,7 @@ COMPARISONS: Sequence[Comparison] = (
         "worlds that dissent more pay more, at every horizon alike",
     ),
     Comparison(
-        "matched", "PMixed's largest share at any horizon and reading", "55.7 %", 0.0, 0.5575, _largest("pmixed"),
+        "matched", "PMixED's largest share at any horizon and reading", "55.7 %", 0.0, 0.5575, _largest("pmixed"),
         "its experts are chosen and trained otherwise",
     ),
 )  # fmt: skip

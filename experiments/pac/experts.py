@@ -1,4 +1,4 @@
-"""PMixed's experts: one adapter a disjoint shard of the same corpus, and what each says at some positions of texts.
+"""PMixED's experts: one adapter a disjoint shard of the same corpus, and what each says at some positions of texts.
 
 An expert trains for as many steps as a world of the shared run does, as far as `largest_shard_epochs` lets it pass over
 its small shard. Distributions are over the whole vocabulary in float64, made from final hidden states one position at a

@@ -1,7 +1,7 @@
-"""PAC against PMixed at an equal bound on membership, over the same number of released tokens.
+"""PAC against PMixED at an equal bound on membership, over the same number of released tokens.
 
 Both get, at every horizon T, the membership success that 2^-32 nats a token bound over a million tokens: PAC spends
-that total, b = 2^-32 · 10^6 / T, and PMixed has its radius calibrated so that a reading of its own accounting stays at
+that total, b = 2^-32 · 10^6 / T, and PMixED has its radius calibrated so that a reading of its own accounting stays at
 or below that success. N, q and α are chosen on validation texts for each horizon and reading; the choice is then
 measured on test texts, with exact projections. Both sample at the same temperature.
 
@@ -84,7 +84,7 @@ def measure(experiment: Experiment) -> Findings:
         "one_order": test.one_order,
     }
     return Findings(
-        "PAC and PMixed at an equal bound on membership",
+        "PAC and PMixED at an equal bound on membership",
         results,
         matched_blocks(rows, test.one_order, ceilings, setting),
     )
@@ -126,7 +126,7 @@ def _measure_models(experiment: Experiment, places: Sequence[Place], chosen: Seq
     weights: dict[PMixedSettings, list[NDArray[np.float64]]] = {settings: [] for settings in chosen}
     gaps = {order: _OneOrder(order, _RADIUS_OF_ONE_ORDER) for order in sizes.max_orders}
     every = -(-len(places) // sizes.order_positions)
-    experiment.progress.begin("PMixed on test texts", len(places))
+    experiment.progress.begin("PMixED on test texts", len(places))
     for number, one in enumerate(opinions(experiment, experiment.texts.test, places)):
         found.append(one.at_target())
         inside.append(float(one.public_V[tensor.candidates_NK[_position(tensor, one.place)]].sum()))

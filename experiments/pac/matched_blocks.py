@@ -1,4 +1,4 @@
-"""The tables and figure of the comparison with PMixed."""
+"""The tables and figure of the comparison with PMixED."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def matched_blocks(
     return (
         Paragraph(
             text=f"At every horizon both methods may let an attacker reach {setting.bound:.2%} at telling whether a "
-            f"record was used: PAC releases {setting.total_nats:.3g} nats in all, PMixed has its radius calibrated to "
+            f"record was used: PAC releases {setting.total_nats:.3g} nats in all, PMixED has its radius calibrated to "
             "that success under each reading of its accounting. The two bounds speak of different secrets: of a record "
             "in the realised world, and of a record in the corpus at all."
         ),
@@ -64,7 +64,7 @@ def _table(rows: Sequence[MatchedRow], setting: Setting) -> Table:
             for row in sorted(rows, key=lambda row: row.horizon)
         ),
         note=f"{setting.positions} positions of test texts, chosen on {sizes.selection_positions} of validation texts; "
-        f"the whole vocabulary for PMixed, its candidates for PAC. N in {_listed(sizes.shards)}, q in "
+        f"the whole vocabulary for PMixED, its candidates for PAC. N in {_listed(sizes.shards)}, q in "
         f"{_listed(sizes.sampling_rates)}, order in {_listed(sizes.max_orders)}. Own headroom: from the public model "
         "to the experts' plain mean, or from the public model held to the candidates to a noiseless world. "
         f"{sizes.num_draws} draws of coins for PAC. Intervals: 95 %, over texts.",
@@ -86,7 +86,7 @@ def _ceilings_table(ceilings: Ceilings, setting: Setting) -> Table:
 def _one_order_table(rows: Sequence[OneOrderRow]) -> Table:
     return Table(
         name="one-order",
-        title="What checking PMixed's ball at one order changes",
+        title="What checking PMixED's ball at one order changes",
         columns=("Order", "β", "λ, every order", "λ, one order", "Outside the ball", "Largest divergence over limit"),
         rows=tuple(
             (
@@ -124,7 +124,7 @@ def _chart(rows: Sequence[MatchedRow]) -> LineChart:
         )
     return LineChart(
         title="Share of its own headroom that each method keeps, by horizon",
-        description="A line with its band for each release law of PAC, and for PMixed under each reading",
+        description="A line with its band for each release law of PAC, and for PMixED under each reading",
         x_label="released tokens",
         y_label="share of the headroom",
         x_scale="log",
@@ -133,7 +133,7 @@ def _chart(rows: Sequence[MatchedRow]) -> LineChart:
 
 
 def _name(row: MatchedRow) -> str:
-    return f"PAC, {row.method}" if row.reading is None else f"PMixed, {row.reading}"
+    return f"PAC, {row.method}" if row.reading is None else f"PMixED, {row.reading}"
 
 
 def _setting_text(row: MatchedRow) -> str:

@@ -1,4 +1,4 @@
-"""PMixed's number of shards, sampling rate and order for each horizon and reading, chosen on validation texts."""
+"""PMixED's number of shards, sampling rate and order for each horizon and reading, chosen on validation texts."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ _Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Choice:
-    """PMixed's settings for a horizon and reading."""
+    """PMixED's settings for a horizon and reading."""
 
     horizon: int
     reading: Reading
@@ -46,7 +46,7 @@ def choose(experiment: Experiment, target_success: float) -> list[Choice]:
     radii = Radii(experiment.work / "radii.json", target_success)
     choices = []
     for horizon in sizes.horizons:
-        experiment.progress.note(f"PMixed: radii for {horizon:,} tokens")
+        experiment.progress.note(f"PMixED: radii for {horizon:,} tokens")
         for reading in Reading:
             candidates = [
                 radii.settings(count, rate, order, horizon, reading)
@@ -65,7 +65,7 @@ def _tabulated(experiment: Experiment) -> tuple[list[AtTarget], dict[_Key, Weigh
     places = spread_places(lengths, experiment.settings.votes.logits_every, sizes.selection_positions)
     found: list[AtTarget] = []
     weights: dict[_Key, list[NDArray[np.float64]]] = {}
-    experiment.progress.begin("PMixed on validation texts", len(places))
+    experiment.progress.begin("PMixED on validation texts", len(places))
     for one in opinions(experiment, texts, places):
         found.append(one.at_target())
         for count, experts_NV in one.experts.items():

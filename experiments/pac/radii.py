@@ -1,4 +1,4 @@
-"""PMixed's radii that meet a target at a horizon: functions of a few numbers, worth keeping since some take seconds."""
+"""PMixED's radii that meet a target at a horizon: functions of a few numbers, worth keeping since some take seconds."""
 
 import json
 from pathlib import Path

@@ -82,7 +82,7 @@ class SweepSizes:
 
 @dataclass(frozen=True)
 class MatchedSizes:
-    """The comparison with PMixed.
+    """The comparison with PMixED.
 
     Attributes:
         shards: N, the numbers of shards tried.

@@ -23,7 +23,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "quality": "repetition, diversity and perplexity of free-running text",
     "canary": "who repeats planted secrets, with and without calibrated noise",
     "cost": "seconds and multiplications of a token",
-    "matched": "PAC against PMixed at an equal bound on membership",
+    "matched": "PAC against PMixED at an equal bound on membership",
     "secrets": "three attacks on three secrets, for every protection",
 }
 Found = Mapping[tuple[str, Domain], Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""The comparison with PMixed, held to enumeration, exact projections and votes counted by hand."""
+"""The comparison with PMixED, held to enumeration, exact projections and votes counted by hand."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""PMixed along a text, against its own distribution taken position by position."""
+"""PMixED along a text, against its own distribution taken position by position."""
 
 import numpy as np
 import pytest

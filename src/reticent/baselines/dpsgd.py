@@ -8,7 +8,7 @@ outputs, as an accountant of privacy-loss distributions bounds it. That is the e
 | | secret | depends on the number of tokens |
 |---|---|---|
 | this bound | record in the corpus | no |
-| PMixed | record in the corpus | yes |
+| PMixED | record in the corpus | yes |
 | the PAC bound | record in the realised world | yes |
 
 The search ends on the private side. Training itself is `adaptation.dpsgd`, asked for by (ε, δ): the ε returned is that

@@ -1,6 +1,6 @@
-"""PMixed and PAC at an equal bound on membership: what each makes of the text's own next token, position by position.
+"""PMixED and PAC at an equal bound on membership: what each makes of the text's own next token, position by position.
 
-Utility is the probability that the sampled token is the text's own. For PMixed it is exact: an expert's projection does
+Utility is the probability that the sampled token is the text's own. For PMixED it is exact: an expert's projection does
 not depend on who else takes part, so the law of a token averaged over participation is
 
     (1 − (1 − q)^N) · mean of the N projections + (1 − q)^N · public distribution,
@@ -8,7 +8,7 @@ not depend on who else takes part, so the law of a token averaged over participa
 and with p̄_i = p₀ + λ_i (p_i − p₀) only λ_i and the probabilities of one token enter. For PAC coins, secrets and noise
 are simulated; the posterior is uniform, which at the budgets of interest it stays.
 
-The two bounds speak of different secrets: PAC's of a record in the realised world, PMixed's of a record in the corpus.
+The two bounds speak of different secrets: PAC's of a record in the realised world, PMixED's of a record in the corpus.
 
 Shape suffixes: P positions, N experts, B radii, M worlds, K candidates, R releases.
 """
@@ -41,12 +41,12 @@ class MatchedRow(Record):
     Attributes:
         method: `pmixed` or a release law of PAC.
         horizon: T.
-        reading: of PMixed's accounting.
+        reading: of PMixED's accounting.
         step_budget: b of PAC, in nats a token.
-        num_shards, sampling_rate, max_order, beta: PMixed's settings.
+        num_shards, sampling_rate, max_order, beta: PMixED's settings.
         accuracy: expected accuracy of the sampled token.
         of_own_ceiling: share of the headroom below what the method would reach without privacy: a noiseless world for
-            PAC, the experts' plain mean for PMixed. None without headroom.
+            PAC, the experts' plain mean for PMixED. None without headroom.
         of_full_data: share of the headroom below the adapter on all records, sampled from the whole vocabulary.
     """
 
@@ -105,7 +105,7 @@ class TargetProbabilities:
             )
 
     def pmixed(self, weights_PN: Floats, sampling_rate: float) -> Floats:
-        """The probability that PMixed samples the token, averaged over who takes part; float64[P].
+        """The probability that PMixED samples the token, averaged over who takes part; float64[P].
 
         Args:
             weights_PN: λ of each expert's projection.

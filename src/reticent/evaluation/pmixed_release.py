@@ -1,7 +1,7 @@
-"""The tokens that PMixed releases along given texts, from a run of disjoint shards.
+"""The tokens that PMixED releases along given texts, from a run of disjoint shards.
 
 Distributions are those of public model and shards over the public model's k candidates, which are public: so all ways
-to choose a token are compared on the same candidates, and PMixed's accounting is untouched.
+to choose a token are compared on the same candidates, and PMixED's accounting is untouched.
 
 Shape suffixes: M shards, N positions, K candidates, R draws.
 """
@@ -21,7 +21,7 @@ from reticent.errors import InvalidValueError
 
 @dataclass(frozen=True)
 class PMixedText:
-    """What PMixed says along one text.
+    """What PMixED says along one text.
 
     Attributes:
         tokens_NR: for each setting its released tokens, one column a draw, int64[N, R].

@@ -1,4 +1,4 @@
-"""What becomes of PMixed's ball if its projection is checked at one order only, as its public code does.
+"""What becomes of PMixED's ball if its projection is checked at one order only, as its public code does.
 
 The accounting relies on D_o(p̄ ‖ p₀) ≤ β o and D_o(p₀ ‖ p̄) ≤ β o at every order o = 2 … 2α. A projection that is
 checked at order α alone may take a larger λ; here is by how much, and how far the divergences then exceed the ball.

@@ -7,7 +7,7 @@
 | 2 record in the corpus, against never | chosen prompts (`corpus_attack`) | AUC and balanced accuracy |
 | 3 a canary's secret | its prefix (`canary`) | share of answers that hold it whole |
 
-The theorem about S bounds secret 1 and nothing else. Differential privacy (PMixed, DP-SGD) bounds secret 2. Nothing
+The theorem about S bounds secret 1 and nothing else. Differential privacy (PMixED, DP-SGD) bounds secret 2. Nothing
 here bounds secret 3 by itself. Each cell holds an estimate with its interval, or says why there is none.
 
 Attackers of secret 1 may have the whole transcript: every position of every record, in one deployment with one S.
@@ -197,7 +197,7 @@ def model_row(
     bound: float | None = None,
     public_match_N: NDArray[np.floating] | None = None,
 ) -> SecretsRow:
-    """The row of something without a realised world: one model, or a protection of the corpus such as PMixed.
+    """The row of something without a realised world: one model, or a protection of the corpus such as PMixED.
 
     Args:
         candidates: the records.
