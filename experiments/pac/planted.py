@@ -26,7 +26,7 @@ class PlantedSizes:
         corpus: records beside the canaries.
         num_canaries: planted; as many twins are held out.
         repetitions: copies of each, one privacy unit.
-        num_worlds: m. num_shards: N, disjoint shards for PMixed.
+        num_worlds: m. num_shards: N, disjoint shards for PMixED.
         epochs, learning_rate, max_tokens: hard enough that worlds learn a canary by heart.
         num_prompts: answers asked for each canary, with coins of their own.
         num_deployments: secrets and noise draws for each.
@@ -46,8 +46,8 @@ class PlantedSizes:
 
 SIZES: Mapping[Size, PlantedSizes] = {
     Size.SMOKE: PlantedSizes(8, 2, 6, 4, 2, 2, 2e-2, 40, 1, 16),
-    Size.LOCAL: PlantedSizes(64, 8, 16, 16, 8, 3, 1e-3, 96, 4, 256),
-    Size.PAPER: PlantedSizes(2048, 16, 64, 128, 8, 3, 1e-3, 512, 8, 1024),
+    Size.LOCAL: PlantedSizes(64, 4, 16, 16, 8, 6, 2e-3, 64, 4, 256),
+    Size.PAPER: PlantedSizes(2048, 16, 64, 128, 8, 6, 2e-3, 512, 8, 1024),
 }
 
 
