@@ -7,6 +7,7 @@ import time
 
 import openai
 import pytest
+from server.waiting import eventually
 from worlds.small_runs import NUM_WORLDS
 
 from reticent.cli import main as cli
@@ -105,10 +106,7 @@ def test_metrics_show_totals_and_no_dissent_by_the_token(live):
             "reticent_step_seconds_count",
         )
         # A step is counted when it ends, which may be after its last token has been read.
-        deadline = time.monotonic() + 10
-        while not all(line in (text := http.get("/metrics").text) for line in expected):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.05)
+        eventually(lambda: all(line in http.get("/metrics").text for line in expected) or None)
     assert server.ledger.curator.state.dissenting_steps > 0
 
 

@@ -9,6 +9,7 @@ import time
 import openai
 import pytest
 from postgresql_proxy import Proxy
+from server.waiting import eventually
 from sqlalchemy import event
 
 from reticent.server.logs import JsonFormatter
@@ -212,12 +213,18 @@ def wait_for(condition, seconds=60):
         time.sleep(0.01)
 
 
+def completion_record(caplog):
+    """The line about a completion, which is written once the answer has left."""
+    return next((record for record in caplog.records if getattr(record, "route", "") == "/v1/completions"), None)
+
+
 def test_logs_name_requests_and_hold_no_texts_unless_asked(live, caplog):
     caplog.set_level("INFO", logger="reticent.server")
     secret_text = "zebra-crossing"
     server = live()
     key = server.key("k")
     server.openai(key).completions.create(model="tiny", prompt=secret_text, max_tokens=3)
+    eventually(lambda: completion_record(caplog))
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     line = next(line for line in lines if line.get("route") == "/v1/completions")
     assert line["status"] == 200
@@ -233,6 +240,6 @@ def test_texts_are_logged_where_the_operator_asked(live, caplog):
     caplog.set_level("INFO", logger="reticent.server")
     server = live(log_texts=True)
     answer = server.openai().completions.create(model="tiny", prompt="zebra", max_tokens=3)
-    record = next(record for record in caplog.records if getattr(record, "route", "") == "/v1/completions")
+    record = eventually(lambda: completion_record(caplog))
     assert record.prompts == ["zebra"]
     assert record.answers == [answer.choices[0].text]
