@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.pac.settings import MatchedSizes
+from reticent.baselines.pmixed_calibration import Reading
 from reticent.evaluation.evaluation_report import cell
 from reticent.evaluation.matched import MatchedRow, OneOrderRow
 from reticent.evaluation.text_means import Mean, Record
 from reticent.reports.model import Block, LineChart, Paragraph, Series, Table
+
+_HARDLY_ANY = 1e-9
 
 
 class Ceilings(Record):
@@ -67,7 +70,18 @@ def _table(rows: Sequence[MatchedRow], setting: Setting) -> Table:
         f"the whole vocabulary for PMixED, its candidates for PAC. N in {_listed(sizes.shards)}, q in "
         f"{_listed(sizes.sampling_rates)}, order in {_listed(sizes.max_orders)}. Own headroom: from the public model "
         "to the experts' plain mean, or from the public model held to the candidates to a noiseless world. "
-        f"{sizes.num_draws} draws of coins for PAC. Intervals: 95 %, over texts.",
+        f"{sizes.num_draws} draws of coins for PAC. Intervals: 95 %, over texts.{_no_radius(rows)}",
+    )
+
+
+def _no_radius(rows: Sequence[MatchedRow]) -> str:
+    """What to say of the rigorous reading where it leaves hardly any radius."""
+    largest = max((row.beta for row in rows if row.reading == Reading.RIGOROUS and row.beta is not None), default=1.0)
+    if largest > _HARDLY_ANY:
+        return ""
+    return (
+        f" Turning orders so low into an epsilon costs about log(1/δ)/order, more than the whole bound: the rigorous "
+        f"reading leaves a radius of {largest:.0e} at most, which is the public model."
     )
 
 
