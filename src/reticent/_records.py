@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from reticent._files import sha256_of_file
 from reticent.errors import RunDirectoryError
@@ -13,6 +14,23 @@ _PACKAGES = ("reticent", "torch", "transformers", "peft", "numpy", "scipy", "saf
 def package_versions() -> dict[str, str]:
     """Versions of what takes part in making a result."""
     return {name: version(name) for name in _PACKAGES}
+
+
+def check_schema(path: Path, content: Mapping[str, Any], newest: int) -> None:
+    """Make sure that a record was not written by a later version, before its fields are judged.
+
+    Args:
+        path: of the record.
+        content: what it holds.
+        newest: the highest schema version that can be read.
+
+    Raises:
+        RunDirectoryError: the record has a higher one; the message names both.
+        KeyError: it names none.
+    """
+    found = content["schema_version"]
+    if isinstance(found, int) and found > newest:
+        raise RunDirectoryError(f"{path} has schema {found} and this version reads up to {newest}; upgrade reticent")
 
 
 def check_files(folder: Path, files: Mapping[str, str]) -> None:

@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from killing import killed_at
 from small_adaptations import SMALL, Recorder, same_bytes, small_request, write_texts
 from tiny_models import CONTEXT, build_tiny_model, byte_tokenizer, save_tiny_model
 from torch import nn
@@ -216,19 +214,7 @@ MOMENTS = [
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, corpus, folders):
-    folder = tmp_path_factory.mktemp("killed")
-    outs = {moment: folder / f"{moment[0]}-{moment[1]}" for moment in MOMENTS}
-    arguments = [str(part) for (number, when), out in outs.items() for part in (out, number, when)]
-    ended = subprocess.run(
-        [sys.executable, DRIVER, corpus, folders("llama"), *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    assert ended.stdout.split() == [word for out in outs.values() for word in (str(out), "killed")]
-    return outs
+    return killed_at(DRIVER, tmp_path_factory.mktemp("killed"), MOMENTS, corpus, folders("llama"))
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment[1]}-write-{moment[0]}")

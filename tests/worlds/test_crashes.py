@@ -1,14 +1,12 @@
 """A build killed at any write, or stopped by a full disk, resumes to the same bits as one that never stopped."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.torch
+from killing import killed_at
 from small_runs import Silent, assert_same_bits, small_request
 
 from reticent.errors import RunDirectoryError, StorageError
@@ -45,19 +43,7 @@ MOMENTS = [
 def killed_builds(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, tiny_llama_folder: Path
 ) -> dict[tuple[int, str], Path]:
-    folder = tmp_path_factory.mktemp("killed")
-    outs = {moment: folder / f"{moment[0]}-{moment[1]}" for moment in MOMENTS}
-    arguments = [str(part) for (number, when), out in outs.items() for part in (out, number, when)]
-    ended = subprocess.run(
-        [sys.executable, DRIVER, corpus, tiny_llama_folder, *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    assert ended.stdout.split() == [word for out in outs.values() for word in (str(out), "killed")]
-    return outs
+    return killed_at(DRIVER, tmp_path_factory.mktemp("killed"), MOMENTS, corpus, tiny_llama_folder)
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment[1]}-write-{moment[0]}")

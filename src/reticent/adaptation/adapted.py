@@ -25,7 +25,7 @@ from pydantic import ConfigDict, Field
 from torch import nn
 
 from reticent._files import atomic_write_bytes, fsync_directory, sha256_of_file
-from reticent._records import check_files, package_versions
+from reticent._records import check_files, check_schema, package_versions
 from reticent.adaptation.settings import Technique, TechniqueSettings
 from reticent.adaptation.single_settings import SingleTrainingSettings, SplitSettings
 from reticent.adaptation.techniques import base_class_name, load_technique, num_trainable, save_technique
@@ -314,11 +314,7 @@ def _read_manifest(folder: Path) -> AdaptManifest:
         )
     try:
         content: Any = json.loads(path.read_text("utf-8"))
-        version = content["schema_version"]
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise RunDirectoryError(
-                f"{path} has schema {version} and this version reads up to {SCHEMA_VERSION}; upgrade reticent"
-            )
+        check_schema(path, content, SCHEMA_VERSION)
         manifest = AdaptManifest.model_validate(content)
         _check_names(manifest.files)
     except (ValueError, KeyError, TypeError) as error:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from reticent._records import check_schema
 from reticent._records import package_versions as package_versions
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import RunDirectoryError
@@ -79,11 +80,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise RunDirectoryError(f"{folder} is not a run directory: it has no {MANIFEST_NAME}")
     try:
         content: Any = json.loads(path.read_text("utf-8"))
-        version = content["schema_version"]
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise RunDirectoryError(
-                f"{path} has schema {version} and this version reads up to {SCHEMA_VERSION}; upgrade reticent"
-            )
+        check_schema(path, content, SCHEMA_VERSION)
         return Manifest.model_validate(content)
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
