@@ -17,6 +17,7 @@ from reticent.evaluation.matched import (
     pac_probability,
     selected,
 )
+from reticent.evaluation.session_batch import SessionBatch
 from reticent.pac.laws import ReleaseLaw
 from reticent.randomness import SeededNoise
 
@@ -94,23 +95,40 @@ def release(scores_MK, target, law, budget, num_draws=4000):
 def test_worlds_that_agree_release_their_own_law():
     scores_K = np.log([0.5, 0.3, 0.2])
     for law in ReleaseLaw:
-        share = release(np.tile(scores_K, (4, 1)), 1, law, 2.0**-32)
-        assert share == pytest.approx(0.3, abs=5 * np.sqrt(0.3 * 0.7 / 4000))
+        share = release(np.tile(scores_K, (4, 1)), 1, law, 2.0**-32, num_draws=20)
+        assert share == pytest.approx(0.3, rel=1e-12)
 
 
 def test_the_mixture_release_has_the_noiseless_law():
     scores_MK = np.log(distributions(6, 4, 7, spread=2.0))
     expected = float(np.exp(scores_MK)[:, 2].mean())
     assert noiseless_probability(scores_MK + 3.0, 2) == pytest.approx(expected, rel=1e-12)
-    share = release(scores_MK, 2, ReleaseLaw.MIXTURE, 2.0**-32)
-    assert share == pytest.approx(expected, abs=5 * np.sqrt(expected / 4000))
+    share = release(scores_MK, 2, ReleaseLaw.MIXTURE, 2.0**-32, num_draws=2000)
+    assert share == pytest.approx(expected, abs=5 * np.sqrt(0.25 / (2000 * 32)))
+
+
+def test_what_release_adds_is_what_counting_finds():
+    scores_MK = np.log(distributions(6, 4, 8, spread=1.0))
+    mechanism, generator, noise = (
+        batch_mechanism(ReleaseLaw.GAUSSIAN, 2.0**-20),
+        np.random.default_rng(9),
+        SeededNoise(3),
+    )
+    hits = 0
+    for _ in range(6000):
+        votes_M = (scores_MK + generator.gumbel(size=4)).argmax(axis=1)
+        secrets_R = np.array([noise.secret_index(6)])
+        hits += int(SessionBatch(mechanism, secrets_R, 6, noise).release(votes_M)[0] == 1)
+    counted = hits / 6000
+    share = release(scores_MK, 1, ReleaseLaw.GAUSSIAN, 2.0**-20, num_draws=1500)
+    assert share == pytest.approx(counted, abs=5 * np.sqrt(0.25 / 6000))
 
 
 def test_the_gaussian_release_of_two_opposed_halves_is_a_fair_coin():
     # One world of four always votes 0 and three always 1: at so small a budget either comes out half of the time.
     scores_MK = np.array([[50.0, 0.0], *[[0.0, 50.0]] * 3])
     share = release(scores_MK, 0, ReleaseLaw.GAUSSIAN, 2.0**-32, num_draws=500)
-    assert share == pytest.approx(0.5, abs=5 * np.sqrt(0.25 / (500 * 16)))
+    assert share == pytest.approx(0.5, abs=5 * np.sqrt(0.25 / (500 * 32)))
     assert release(scores_MK, 0, ReleaseLaw.MIXTURE, 2.0**-32, num_draws=500) == pytest.approx(0.25, abs=0.03)
 
 

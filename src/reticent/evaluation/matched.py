@@ -28,7 +28,7 @@ from reticent.evaluation.session_batch import SessionBatch, secret_indices
 from reticent.evaluation.text_means import Mean, Record, ratio
 from reticent.randomness import NoiseSource
 
-_RELEASES_A_DRAW = 16
+_RELEASES_A_DRAW = 32
 _LOG_OF_NOTHING = -700.0
 """Stands for the logarithm of a weight of 0."""
 
@@ -191,6 +191,9 @@ def pac_probability(
 ) -> float:
     """The probability that PAC's coupled Gumbel decoder releases the text's own token at one position, by simulation.
 
+    Over coins the share of worlds that vote for the token is `noiseless_probability` on average; so only what release
+    adds to that share is simulated, under the same coins, and draws on which all worlds agree add nothing.
+
     Args:
         scores_MK: each world's logits at the candidates, over the temperature.
         target: the token's place among the candidates; None if it is not there, so that nobody can vote for it.
@@ -207,15 +210,15 @@ def pac_probability(
         return 0.0
     num_worlds, num_candidates = scores_MK.shape
     _validate.integer_in_range("target", target, 0, num_candidates - 1)
-    hits = 0.0
+    added = 0.0
     for _ in range(num_draws):
         votes_M = (scores_MK + generator.gumbel(size=num_candidates)).argmax(axis=1)
-        if (votes_M == votes_M[0]).all():
-            hits += votes_M[0] == target
-        elif (votes_M == target).any():
+        share = float((votes_M == target).mean())
+        if 0.0 < share < 1.0:
             secrets_R = secret_indices(_RELEASES_A_DRAW, num_worlds, noise)
-            hits += (SessionBatch(mechanism, secrets_R, num_worlds, noise).release(votes_M) == target).mean()
-    return float(hits) / num_draws
+            released_R = SessionBatch(mechanism, secrets_R, num_worlds, noise).release(votes_M)
+            added += float((released_R == target).mean()) - share
+    return noiseless_probability(scores_MK, target) + added / num_draws
 
 
 def noiseless_probability(scores_MK: Floats, target: int | None) -> float:
