@@ -24,7 +24,7 @@ from reticent.adaptation.texts import EncodedTexts, encode_texts
 from reticent.corpus import Corpus, Units, corpus_hash, group_units, read_corpus, units_hash
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.forward import BatchedDecoder, batched_decoder
-from reticent.models import BaseModel, resolve_base_model, usable_device
+from reticent.models import BaseModel, BaseRecord, resolve_base_model, usable_device
 from reticent.protocols import Progress
 from reticent.worlds.assignment import Assignment, assigned
 from reticent.worlds.collection import (
@@ -40,7 +40,6 @@ from reticent.worlds.manifest import (
     MANIFEST_NAME,
     MEMBERSHIP_NAME,
     WORLDS_NAME,
-    BaseRecord,
     CorpusRecord,
 )
 

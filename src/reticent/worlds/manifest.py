@@ -7,10 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from reticent._records import check_schema
-from reticent._records import package_versions as package_versions
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import RunDirectoryError
-from reticent.models import BaseRecord as BaseRecord
+from reticent.models import BaseRecord
 from reticent.worlds.assignment import Assignment
 
 SCHEMA_VERSION = 1

@@ -19,7 +19,7 @@ from reticent.ensemble.adapters import ALL_LINEAR_MODULES, StackedAdapters, firs
 from reticent.ensemble.architecture import Architecture
 from reticent.ensemble.forward import batched_decoder
 from reticent.errors import InvalidValueError, RunDirectoryError
-from reticent.models import resolve_base_model
+from reticent.models import BaseRecord, resolve_base_model
 from reticent.worlds.collection import (
     Membership,
     RunDirectory,
@@ -27,7 +27,7 @@ from reticent.worlds.collection import (
     write_manifest,
     write_membership,
 )
-from reticent.worlds.manifest import FULL_NAME, MEMBERSHIP_NAME, WORLDS_NAME, BaseRecord
+from reticent.worlds.manifest import FULL_NAME, MEMBERSHIP_NAME, WORLDS_NAME
 
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
