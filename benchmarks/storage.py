@@ -17,6 +17,7 @@ from benchmarks.workspace import Workspace
 from reticent.adaptation.settings import LoraSettings
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine
+from reticent.models import BaseRecord
 from reticent.worlds.assignment import membership_matrix
 from reticent.worlds.collection import (
     Membership,
@@ -25,7 +26,7 @@ from reticent.worlds.collection import (
     write_manifest,
     write_membership,
 )
-from reticent.worlds.manifest import MEMBERSHIP_NAME, WORLDS_NAME, BaseRecord
+from reticent.worlds.manifest import MEMBERSHIP_NAME, WORLDS_NAME
 
 _RECORDS = 1000
 _REPOSITORY = Path(__file__).resolve().parents[1]

@@ -102,7 +102,8 @@ class TokenSignals:
     @property
     def top1_match(self) -> NDArray[np.bool_]:
         """Whether the token was the model's most likely one, bool[T]; meaningless where the rank is not known."""
-        return self.rank == 0
+        matches: NDArray[np.bool_] = self.rank == 0
+        return matches
 
 
 class Scorer(Protocol):
