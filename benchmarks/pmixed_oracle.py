@@ -11,6 +11,8 @@ def renyi_divergence(p_V: NDArray[np.float64], q_V: NDArray[np.float64], order: 
     with np.errstate(divide="ignore"):
         terms = order * np.log(p_V) + (1 - order) * np.log(q_V)
     largest = terms.max()
+    if largest == np.inf:
+        return float("inf")
     return float(largest + np.log(np.exp(terms - largest).sum())) / (order - 1)
 
 

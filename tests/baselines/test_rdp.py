@@ -102,7 +102,7 @@ def test_tight_success_inverts_the_divergence(order, bound):
         coins = np.array([success, 1 - success])
         assert renyi_divergence(coins, coins[::-1], order) == pytest.approx(bound, rel=1e-6)
     else:
-        # For small gains g the divergence is 8 order g² / 2 to leading order: (2g)² · 2 order / 2.
+        # To leading order the divergence is order / 2 times χ² = 16 g² of the gain g.
         assert success - 0.5 == pytest.approx(math.sqrt(bound / (8 * order)), rel=1e-2)
 
 

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from cli.built_runs import build_small_run
 
 from reticent.cli import main as cli
 from reticent.evaluation.run_evaluation import Evaluation
@@ -33,23 +34,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpus, tiny_llama_folder):
-    out = tmp_path_factory.mktemp("runs") / "run"
-    options = [
-        "--worlds",
-        "4",
-        "--max-tokens",
-        "40",
-        "--rank",
-        "2",
-        "--adapt-layers",
-        "top:2",
-        "--learning-rate",
-        "0.05",
-    ]
-    assert (
-        cli.main(["worlds", "build", str(corpus), "--model", str(tiny_llama_folder), "--out", str(out), *options]) == 0
-    )
-    return out
+    return build_small_run(corpus, tiny_llama_folder, tmp_path_factory.mktemp("runs") / "run", max_tokens=40)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli.built_runs import build_small_run
 from tiny_models import CONTEXT, VOCABULARY
 
 from reticent.cli import main as cli
@@ -30,23 +31,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, corpus, tiny_llama_folder):
-    out = tmp_path_factory.mktemp("runs") / "run"
-    options = [
-        "--worlds",
-        "4",
-        "--max-tokens",
-        "16",
-        "--rank",
-        "2",
-        "--adapt-layers",
-        "top:2",
-        "--learning-rate",
-        "0.05",
-    ]
-    assert (
-        cli.main(["worlds", "build", str(corpus), "--model", str(tiny_llama_folder), "--out", str(out), *options]) == 0
-    )
-    return out
+    return build_small_run(corpus, tiny_llama_folder, tmp_path_factory.mktemp("runs") / "run", max_tokens=16)
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import pydantic
 import torch
 from torch import nn
 
 from reticent._files import sha256_of_file
+from reticent._settings import readable_settings
 from reticent.adaptation.adapted import ADAPT_NAME, AdaptedFolder
 from reticent.adaptation.settings import Technique, TechniqueSettings
 from reticent.adaptation.techniques import base_class_name, load_technique, technique_parameters
@@ -32,7 +32,7 @@ from reticent.audit.extraction import Extractor, LocalExtractor
 from reticent.audit.remote import EndpointSettings, RemoteScorer
 from reticent.audit.scoring import ModelScorer
 from reticent.audit.shadows import ShadowTable
-from reticent.errors import AuditError, InvalidValueError, ModelError
+from reticent.errors import AuditError, ModelError
 from reticent.models import BaseModel, resolve_base_model, usable_device
 from reticent.protocols import Scorer
 
@@ -273,11 +273,8 @@ def _scorer(
 
 def _template(stored: TextTemplate | None, options: TargetOptions) -> TextTemplate:
     fields = (stored or TextTemplate()).model_dump() | options.template
-    try:
+    with readable_settings("template"):
         return TextTemplate(**fields)
-    except pydantic.ValidationError as error:
-        problem = error.errors()[0]
-        raise InvalidValueError(f"template: {problem['loc'][0]}: {problem['msg']}") from None
 
 
 def _recorded_base(folder: Path) -> str:

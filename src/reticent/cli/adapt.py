@@ -91,8 +91,7 @@ def _request(options: dict[str, Any]) -> "AdaptRequest":
     Raises:
         InvalidValueError: one is outside its range; the message names it.
     """
-    from pydantic import ValidationError
-
+    from reticent._settings import readable_settings
     from reticent.adaptation.settings import TechniqueSettings
     from reticent.adaptation.single_settings import PrivacySettings, SingleTrainingSettings, SplitSettings
     from reticent.adaptation.techniques import parse_technique
@@ -102,7 +101,7 @@ def _request(options: dict[str, Any]) -> "AdaptRequest":
     if (options["dp_epsilon"] is None) != (options["dp_delta"] is None):
         raise InvalidValueError("give --dp-epsilon and --dp-delta together: an ε means nothing without its δ")
     rank, modules = options["rank"], options["target_modules"].split(",")
-    try:
+    with readable_settings():
         settings = TechniqueSettings(
             rank=rank,
             alpha=2.0 * rank if options["alpha"] is None else options["alpha"],
@@ -128,10 +127,6 @@ def _request(options: dict[str, Any]) -> "AdaptRequest":
                 max_gradient_norm=options["dp_clip"],
                 records_at_once=options["dp_records_at_once"],
             )
-    except ValidationError as error:
-        problem = error.errors()[0]
-        found = f"{problem['loc'][0]}: {problem['msg']}, got {problem['input']!r}" if problem["loc"] else problem["msg"]
-        raise InvalidValueError(found) from None
     return AdaptRequest(
         technique=parse_technique(options["technique"]),
         settings=settings,

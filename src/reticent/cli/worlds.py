@@ -1,7 +1,5 @@
 """`reticent worlds`: build, show, verify, export and import run directories."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,13 +72,14 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Adapt the base on a private corpus as m overlapping worlds, all trained together, plus one on all records."""
+    from reticent._settings import readable_settings
     from reticent.adaptation.settings import LoraSettings, TrainingSettings, worlds_that_fit
     from reticent.cli.progress import WorkProgress
     from reticent.worlds.building import BuildRequest, build_run
 
     values = PRESETS[preset]
     rank = values.rank if rank is None else rank
-    with _readable_problems():
+    with readable_settings():
         lora = LoraSettings(
             rank=rank,
             alpha=2.0 * rank if alpha is None else alpha,
@@ -168,18 +167,6 @@ def import_(
 
     run = import_worlds(folders, model, out, membership, full)
     _print_manifest(out, run.manifest, as_json)
-
-
-@contextmanager
-def _readable_problems() -> Iterator[None]:
-    """Turn what pydantic says of a setting into one line."""
-    from pydantic import ValidationError
-
-    try:
-        yield
-    except ValidationError as error:
-        problem = error.errors()[0]
-        raise InvalidValueError(f"{problem['loc'][0]}: {problem['msg']}, got {problem['input']!r}") from None
 
 
 def _top_layers(text: str) -> int | None:

@@ -68,8 +68,8 @@ def _cast_all(ensemble: Ensemble[C], jobs: Sequence[Job[C]], step: Step[C]) -> l
             job.allowance.put_back()
             step.ended.append((job, Ending.FAULT))
             continue
-        coin_key = None if job.settings.decoder is Decoder.GREEDY else job.coins.key
         settings = job.settings
+        coin_key = None if settings.decoder is Decoder.GREEDY else job.coins.key
         ballot = Ballot(
             votes_M, settings.step_budget, job.request, job.step, coin_key, job.key_id, settings.release_law
         )

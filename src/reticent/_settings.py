@@ -1,0 +1,26 @@
+"""How settings that pydantic checks are refused."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pydantic
+
+from reticent.errors import InvalidValueError
+
+
+@contextmanager
+def readable_settings(of: str = "") -> Iterator[None]:
+    """Say the first thing that pydantic finds wrong with a setting, as one line.
+
+    Args:
+        of: what the settings belong to, where their names alone do not say it.
+
+    Raises:
+        InvalidValueError: a setting is outside its range; the message names it and its value.
+    """
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]
+        named = f"{problem['loc'][0]}: {problem['msg']}, got {problem['input']!r}" if problem["loc"] else problem["msg"]
+        raise InvalidValueError(f"{of}: {named}" if of else named) from None
