@@ -68,15 +68,15 @@ class SweepSizes:
         learning_rates, epochs, ranks, corpora, worlds, layers: the other values of each factor.
     """
 
-    num_worlds: int = 32
+    num_worlds: int = 16
     corpus: int = 256
     max_tokens: int = 96
     validation: int = 48
     learning_rates: tuple[float, ...] = (2e-4, 1e-3, 2e-3)
-    epochs: tuple[int, ...] = (2, 4)
+    epochs: tuple[int, ...] = (2, 3)
     ranks: tuple[int, ...] = (2, 32)
     corpora: tuple[int, ...] = (128, 512)
-    worlds: tuple[int, ...] = (16, 64)
+    worlds: tuple[int, ...] = (8, 32)
     layers: tuple[int, ...] = (4, 24)
 
 
