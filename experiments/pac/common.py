@@ -147,10 +147,15 @@ class Experiment:
         drawn = iter([record.text for record in read_corpus(prepared.corpus).records])
         return Texts(*(tuple(next(drawn) for _ in range(size)) for size in sizes))
 
+    @property
+    def records(self) -> tuple[str, ...]:
+        """What the shared run, and whatever is put beside it, is trained on."""
+        return self.texts.corpus[: self.settings.num_records]
+
     @cached_property
     def run(self) -> RunDirectory:
-        """Overlapping worlds on the corpus, m of them, and one adapter on all of it."""
-        return self.build("run", self.texts.corpus, self.settings.num_worlds, self.lora, self.training)
+        """Overlapping worlds on the records, m of them, and one adapter on all records."""
+        return self.build("run", self.records, self.settings.num_worlds, self.lora, self.training)
 
     @cached_property
     def votes(self) -> VoteTensor:
@@ -238,6 +243,7 @@ class Experiment:
             model=self.settings.model,
             operating_point=self.operating_point.model_dump(mode="json"),
             counts=asdict(self.settings.counts),
+            num_records=self.settings.num_records,
             num_worlds=self.settings.num_worlds,
             max_tokens=self.settings.training.max_tokens,
         )

@@ -87,7 +87,7 @@ def shards(experiment: Experiment, num_shards: int) -> RunDirectory:
     """The run with one adapter a disjoint shard."""
     return experiment.build(
         f"shards-{num_shards}",
-        experiment.texts.corpus,
+        experiment.records,
         num_shards,
         experiment.lora,
         shard_training(experiment, num_shards),

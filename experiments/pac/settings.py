@@ -73,7 +73,7 @@ class SweepSizes:
     max_tokens: int = 96
     validation: int = 48
     learning_rates: tuple[float, ...] = (2e-4, 1e-3, 2e-3)
-    epochs: tuple[int, ...] = (2, 3)
+    epochs: tuple[int, ...] = (2,)
     ranks: tuple[int, ...] = (2, 32)
     corpora: tuple[int, ...] = (128, 512)
     worlds: tuple[int, ...] = (8, 32)
@@ -115,6 +115,7 @@ class Settings:
         model: the public base, as `resolve_base_model` takes it, or `TINY`.
         sources: the private texts of each domain.
         counts: how many texts.
+        num_records: of the corpus part, which the shared run and the shards are trained on; the sweep tries others too.
         num_worlds: m.
         lora, training: of every adapter, before the operating point changes them; `training.max_tokens` also cuts test
             texts.
@@ -129,6 +130,7 @@ class Settings:
     model: str
     sources: Mapping[Domain, DataSetChoice]
     counts: TextCounts
+    num_records: int
     num_worlds: int
     lora: LoraSettings
     training: TrainingSettings
@@ -156,6 +158,7 @@ SMOKE = Settings(
     model=TINY,
     sources=dict.fromkeys(Domain, _LETTERS),
     counts=TextCounts(corpus=16, validation=4, test=6, spare=6),
+    num_records=16,
     num_worlds=8,
     lora=LoraSettings(rank=4, alpha=8.0, target_modules=("all-linear",)),
     training=TrainingSettings(learning_rate=3e-2, epochs=4, max_tokens=40, worlds_at_once=8),
@@ -181,9 +184,10 @@ LOCAL = Settings(
     model="smollm2-135m",
     sources={Domain.WIKIPEDIA: _WIKIPEDIA, Domain.NIH: _NIH},
     counts=TextCounts(corpus=512, validation=64, test=64, spare=64),
+    num_records=256,
     num_worlds=128,
     lora=LoraSettings(rank=8, alpha=16.0, num_top_layers=12),
-    training=TrainingSettings(learning_rate=5e-4, max_tokens=128, dtype="bfloat16", worlds_at_once=4),
+    training=TrainingSettings(learning_rate=5e-4, max_tokens=96, dtype="bfloat16", worlds_at_once=4),
 )
 
 PAPER = Settings(
@@ -191,6 +195,7 @@ PAPER = Settings(
     model="openai-community/gpt2",
     sources={Domain.WIKIPEDIA: _WIKITEXT, Domain.NIH: _NIH.model_copy(update={"min_characters": 1})},
     counts=TextCounts(corpus=2048, validation=128, test=128, spare=128),
+    num_records=2048,
     num_worlds=128,
     lora=LoraSettings(rank=8, alpha=16.0),
     training=TrainingSettings(learning_rate=3e-4, max_tokens=512, dtype="bfloat16", worlds_at_once=4),

@@ -26,6 +26,7 @@ from reticent.adaptation.adapted import (
     PrivacyRecord,
     write_adapted,
 )
+from reticent.adaptation.attention_gradients import kept_attention_weights
 from reticent.adaptation.checkpoint import Checkpoint
 from reticent.adaptation.dpsgd import NoiseCalibration
 from reticent.adaptation.private_training import PrivateGradients, calibrate, refuse_unsuited
@@ -221,8 +222,10 @@ class _Adaptation:
         checkpoint = Checkpoint(self._folder.working_files / "checkpoint", _seconds_between_saves(self._module))
         epoch_tokens = sum(source.num_tokens(step) for step in range(source.steps_per_epoch))
         self._progress.begin("training", request.training.epochs * epoch_tokens)
+        longest = positions_taken(self._module) + max(len(text.token_ids) for text in self._members)
         try:
-            return trainer.train(checkpoint, self._progress.advance, self._report_epoch)
+            with kept_attention_weights(self._module, longest):
+                return trainer.train(checkpoint, self._progress.advance, self._report_epoch)
         finally:
             if private is not None:
                 private.close()

@@ -6,8 +6,8 @@ gradient of their own, blocks below the lowest adapter none at all, and logits e
 Many texts go through one backward pass where every trained parameter is a linear module's: what such a module reads and
 the gradient of what it writes give each text's own gradient, G = Σ_t g_t x_tᵀ, as one batched product (the method of
 Goodfellow, arXiv 1510.01799, with the gradient itself rather than its 2-norm alone). All else takes one backward pass a
-text: full fine-tuning, (IA)³ and virtual tokens. The first texts are computed both ways; where the two differ, a module
-has mixed texts, and all are taken one by one.
+text: full fine-tuning, (IA)³ and virtual tokens. Two texts of the first batch are computed both ways; where the two
+differ, a module has mixed texts, and all are taken one by one.
 
 Shape suffixes: B texts, T positions, I inputs, O outputs, P norms.
 """
@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reticent.adaptation.attention_gradients import kept_attention_weights
 from reticent.adaptation.memory import keep_freed_memory
 from reticent.adaptation.techniques import num_virtual_rows, technique_parameters
 from reticent.adaptation.template import EncodedText, collate
@@ -28,7 +29,6 @@ from reticent.adaptation.text_loss import TextLoss
 from reticent.errors import InvalidValueError
 
 _PAD = 0
-_PROBED = 2
 _TOLERANCE = 1e-3
 _HALF_TOLERANCE = 5e-2
 
@@ -78,8 +78,10 @@ def gradient_norms(
     keep_freed_memory()
     was_training = module.training
     module.eval()
+    longest = num_virtual_rows(module) + max((len(text.token_ids) for text in encoded), default=0)
     try:
-        return _Norms(module, parameters, norms).of(encoded, batch_tokens, progress)
+        with kept_attention_weights(module, longest):
+            return _Norms(module, parameters, norms).of(encoded, batch_tokens, progress)
     finally:
         module.train(was_training)
 
@@ -100,7 +102,7 @@ class _Norms:
     ) -> NDArray[np.float64]:
         result = np.full((len(encoded), len(self._norms)), np.nan)
         order = sorted((i for i, text in enumerate(encoded) if text.num_scored), key=lambda i: _cost(encoded[i]))
-        together = self._linears is not None and self._can_go_together([encoded[i] for i in order[-_PROBED:]])
+        together, is_probed = self._linears is not None, False
         start = 0
         while start < len(order):
             stop = start + 1
@@ -109,22 +111,29 @@ class _Norms:
                     stop += 1
             numbers = order[start:stop]
             texts = [encoded[i] for i in numbers]
-            result[numbers] = self._together(texts) if together else self._alone(texts[0])
+            if len(texts) == 1:
+                result[numbers] = self._alone(texts[0])
+            elif is_probed:
+                result[numbers] = self._together(texts)
+            else:
+                found = self._probed(texts)
+                is_probed = together = found is not None
+                if found is None:
+                    continue
+                result[numbers] = found
             start = stop
             if progress is not None:
                 progress(len(numbers))
         return result
 
-    def _can_go_together(self, texts: Sequence[EncodedText]) -> bool:
-        """Whether a pass over several texts gives what passes over each give."""
-        if len(texts) < _PROBED:
-            return False
+    def _probed(self, texts: Sequence[EncodedText]) -> NDArray[np.float64] | None:
+        """The norms of several texts from one pass; None where passes over single ones, its ends, give others."""
         try:
             found = self._together(texts)
         except _MixedTextsError:
-            return False
-        expected = np.concatenate([self._alone(text) for text in texts])
-        return np.allclose(found, expected, rtol=self._tolerance, atol=0.0)
+            return None
+        alone = np.concatenate([self._alone(texts[0]), self._alone(texts[-1])])
+        return found if np.allclose(found[[0, -1]], alone, rtol=self._tolerance, atol=0.0) else None
 
     def _alone(self, text: EncodedText) -> NDArray[np.float64]:
         """One text's norms, [1, P]."""
