@@ -41,7 +41,7 @@ figures, each with command, revision, seed, versions and machine.
     python -m experiments.pac.utility --domain nih              then any other; the runs they share are built once
     python -m experiments.pac.summary                           rewrites this page
 
-`--size local`, the default, is what fits two cores: SmolLM2-135M, m = 128, 512 texts of 128 tokens. `--size paper` is
+`--size local`, the default, is what fits two cores: SmolLM2-135M, m = 128, 256 texts of 96 tokens. `--size paper` is
 the published setting, GPT-2-small and 2,048 articles of WikiText-103, fetched from the hub; it wants an accelerator.
 Private texts are read from `--data`, and nothing of them is written to the results.
 """
