@@ -140,6 +140,22 @@ def test_a_peft_folder_finds_its_base_or_is_told(bases, tmp_path):
         open_target(str(folder), TargetOptions())
 
 
+@pytest.mark.parametrize("technique", [Technique.ADAPTER_H, Technique.ADAPTER_P, Technique.PARALLEL])
+def test_a_folder_of_bottleneck_adapters_alone_is_audited_over_the_base_that_is_named(bases, tmp_path, technique):
+    adapted = adapt(tmp_path / technique, bases / "llama", technique)
+    options = TargetOptions(model=str(bases / "llama"), template=TEMPLATE.model_dump())
+    target, whole = open_target(str(adapted.weights), options), open_target(str(adapted.folder), TargetOptions())
+    assert target.kind is TargetKind.BOTTLENECK
+    assert target.record["adapter"] == technique
+    assert target.member_hashes is None
+    np.testing.assert_allclose(mean_logps(target.scorer), mean_logps(whole.scorer), atol=1e-6)
+    np.testing.assert_allclose(mean_logps(target.reference), mean_logps(whole.reference), atol=1e-6)
+    with pytest.raises(ModelError, match="which base model it is for; name it with --model"):
+        open_target(str(adapted.weights), TargetOptions())
+    with pytest.raises(ModelError, match="do not fit this base"):
+        open_target(str(adapted.weights), TargetOptions(model=str(bases / "wide")))
+
+
 def test_a_peft_folder_on_a_base_of_another_shape_is_refused(bases, tmp_path):
     adapted = adapt(tmp_path / "lora", bases / "llama", Technique.LORA)
     with pytest.raises(ModelError, match="does not fit this base"):

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | model folder, hub id, .gguf file, smollm2-135m | --reference only | default | no |
 | PEFT folder | the same base, adapter off | default | no |
+| bottleneck folder, with --model | the same base, adapter off | default | no |
 | adapted folder | the same base, adapter off; for full fine-tuning the base beside it | stored | yes, by hash |
 | server | --reference only | default | no |
 
@@ -25,6 +26,7 @@ from torch import nn
 from reticent._files import sha256_of_file
 from reticent._settings import readable_settings
 from reticent.adaptation.adapted import ADAPT_NAME, AdaptedFolder
+from reticent.adaptation.bottleneck import BOTTLENECK_NAME, load_bottleneck
 from reticent.adaptation.settings import Technique, TechniqueSettings
 from reticent.adaptation.techniques import base_class_name, load_technique, technique_parameters
 from reticent.adaptation.template import TextTemplate
@@ -45,6 +47,7 @@ class TargetKind(StrEnum):
 
     MODEL = "model"
     PEFT = "peft adapter"
+    BOTTLENECK = "bottleneck adapter"
     ADAPTED = "adapted model"
     RUN = "run directory"
     ENDPOINT = "endpoint"
@@ -132,6 +135,8 @@ def target_kind(name: str) -> TargetKind:
         return TargetKind.RUN
     if (folder / _PEFT_CONFIG).is_file():
         return TargetKind.PEFT
+    if (folder / BOTTLENECK_NAME).is_file():
+        return TargetKind.BOTTLENECK
     return TargetKind.MODEL
 
 
@@ -163,7 +168,7 @@ def _open_endpoint(name: str, options: TargetOptions) -> Target:
 
 def _open_model(name: str, options: TargetOptions) -> Target:
     base = resolve_base_model(name)
-    module = base.load(options.dtype or torch.float32).to(usable_device(options.device))
+    module = _loaded(base, options)
     scorer, warnings = _scorer(module, base.load_tokenizer(), _template(None, options), _base_identity(base), options)
     record = {"kind": TargetKind.MODEL.value, "name": name, **_base_facts(base, module)}
     return Target(TargetKind.MODEL, record, scorer, scorer.template, base=name, module=module, warnings=warnings)
@@ -172,18 +177,32 @@ def _open_model(name: str, options: TargetOptions) -> Target:
 def _open_peft(name: str, options: TargetOptions) -> Target:
     folder = Path(name).expanduser()
     base = resolve_base_model(options.model or _recorded_base(folder))
-    model = base.load(options.dtype or torch.float32).to(usable_device(options.device))
     # Every PEFT technique is read alike: the folder says which it is.
-    module = load_technique(model, Technique.LORA, TechniqueSettings(), folder)
-    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
+    module = load_technique(_loaded(base, options), Technique.LORA, TechniqueSettings(), folder)
+    adapter = json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("peft_type")
+    return _bare_adapter(TargetKind.PEFT, name, adapter, module, base, options)
+
+
+def _open_bottleneck(name: str, options: TargetOptions) -> Target:
+    if options.model is None:
+        raise ModelError(f"{name} does not say which base model it is for; name it with --model")
+    base = resolve_base_model(options.model)
+    module = load_bottleneck(_loaded(base, options), Path(name).expanduser()).eval().requires_grad_(requires_grad=False)
+    return _bare_adapter(TargetKind.BOTTLENECK, name, module.placement.value, module, base, options)
+
+
+def _bare_adapter(
+    kind: TargetKind, name: str, adapter: str, module: nn.Module, base: BaseModel, options: TargetOptions
+) -> Target:
+    """An adapter's own folder, without what an adapted folder says of texts and template."""
+    files = [path for path in sorted(Path(name).expanduser().iterdir()) if path.suffix in (".json", ".safetensors")]
     identity = _joined_hash(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
-    record = {
-        "kind": TargetKind.PEFT.value,
-        "name": name,
-        "adapter": json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("peft_type"),
-        **_base_facts(base, module),
-    }
-    return _adapter_target(TargetKind.PEFT, record, module, base, identity, _template(None, options), options)
+    record = {"kind": kind.value, "name": name, "adapter": adapter, **_base_facts(base, module)}
+    return _adapter_target(kind, record, module, base, identity, _template(None, options), options)
+
+
+def _loaded(base: BaseModel, options: TargetOptions) -> Any:
+    return base.load(options.dtype or torch.float32).to(usable_device(options.device))
 
 
 def _open_adapted(name: str, options: TargetOptions) -> Target:
@@ -226,6 +245,7 @@ def _open_run(name: str, options: TargetOptions) -> Target:
 _OPENERS: dict[TargetKind, Callable[[str, TargetOptions], Target]] = {
     TargetKind.MODEL: _open_model,
     TargetKind.PEFT: _open_peft,
+    TargetKind.BOTTLENECK: _open_bottleneck,
     TargetKind.ADAPTED: _open_adapted,
     TargetKind.RUN: _open_run,
     TargetKind.ENDPOINT: _open_endpoint,

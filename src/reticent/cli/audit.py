@@ -26,7 +26,8 @@ def audit(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="Model folder, hub id, .gguf, PEFT folder, output of adapt, run directory, or URL."
+            metavar="TARGET",
+            help="Model, PEFT or bottleneck folder, hub id, .gguf, output of adapt, run directory, or URL.",
         ),
     ],
     members: Annotated[Path, typer.Option(help="Texts it was trained on; or the whole corpus, see --nonmembers.")],
