@@ -72,7 +72,7 @@ class SweepSizes:
     corpus: int = 256
     max_tokens: int = 96
     validation: int = 48
-    learning_rates: tuple[float, ...] = (2e-4, 1e-3, 2e-3, 4e-3)
+    learning_rates: tuple[float, ...] = (2e-4, 1e-3, 2e-3, 4e-3, 8e-3)
     epochs: tuple[int, ...] = (2,)
     ranks: tuple[int, ...] = (2, 32)
     corpora: tuple[int, ...] = (128, 512)
