@@ -1,27 +1,22 @@
 """A result as files: every number as JSON, tables as Markdown, figures as SVG, each naming how to repeat it."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.machine import description
+from experiments.figures import figures_as_files, markdown_with_images
 from reticent._files import atomic_write_bytes
 from reticent.errors import StorageError
 from reticent.evaluation.grid_records import source_revision
 from reticent.evaluation.text_means import Record
 from reticent.reports.audit_report import flattened
-from reticent.reports.model import Block, Facts, Figure, Reference, Report, Section
-from reticent.reports.plots import svg_of
-from reticent.reports.render import render_markdown
-
-_FIGURES = Figure.__args__
+from reticent.reports.model import Block, Facts, Report, Section
 
 
 class Header(Record):
@@ -83,16 +78,9 @@ def write_result(out: Path, header: Header, findings: Findings) -> list[Path]:
         "results": {name: _plain(value) for name, value in findings.results.items()},
     }
     files = {f"{stem}.json": json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"}
-    blocks: list[Block] = []
-    for block in findings.blocks:
-        if isinstance(block, _FIGURES):
-            number = len(files)
-            name = f"{stem}.svg" if number == 1 else f"{stem}-{number}.svg"
-            files[name] = standalone_svg(block, name.removesuffix(".svg"))
-            blocks.append(Reference(name=f"{block.title}. {block.description}", url=name))
-        else:
-            blocks.append(block)
-    files[f"{stem}.md"] = _page(header, findings, tuple(blocks))
+    blocks, figures = figures_as_files(findings.blocks, stem)
+    files |= figures
+    files[f"{stem}.md"] = _page(header, findings, blocks)
     for name, text in files.items():
         write_file(out / name, text.encode())
     return [out / name for name in files]
@@ -121,16 +109,6 @@ def write_file(path: Path, data: bytes) -> None:
     atomic_write_bytes(path, data)
 
 
-def standalone_svg(figure: Figure, identifier: str) -> str:
-    """A figure as a file of its own, with the colours of the reports, light and dark."""
-    sheet = resources.files("reticent.reports").joinpath("templates/report.css").read_text("utf-8")
-    palette = sheet.partition("* {")[0]
-    style = f"<style>{palette}svg {{ color: var(--ink); font-family: system-ui, sans-serif; }}</style>"
-    element = svg_of(figure, identifier)
-    opening, rest = re.split(r"(?<=>)", element, maxsplit=1)
-    return opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + style + rest + "\n"
-
-
 def _page(header: Header, findings: Findings, blocks: tuple[Block, ...]) -> str:
     facts = [("command", header.command), ("revision", header.revision or "none"), ("seed", str(header.seed))]
     facts += [("size", header.size), ("domain", header.domain)]
@@ -145,8 +123,7 @@ def _page(header: Header, findings: Findings, blocks: tuple[Block, ...]) -> str:
             Section(title="How to repeat it", blocks=(Facts(rows=tuple(facts)),)),
         ),
     )
-    # Reports know links but no images.
-    return re.sub(r"^(\[.*\]\([^)\s]+\.svg\))$", r"!\1", render_markdown(report), flags=re.MULTILINE)
+    return markdown_with_images(report)
 
 
 def _plain(value: Any) -> Any:

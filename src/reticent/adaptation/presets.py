@@ -1,8 +1,9 @@
 """Named ways to train worlds, for `reticent worlds build --preset`.
 
 What noise costs depends on how often worlds dissent, and that on how far training takes them apart. `stable` is the
-point that the sweep in `experiments/pac/sweep.py` chose on held-out text; `experiments/pac/README.md` shows what it was
-chosen from. A preset is a beginning: `reticent evaluate` says what a run of one's own is worth.
+point that the sweep in `experiments/pac/sweep.py` chose on held-out text, where training on would lose more to dissent
+than it gains; `experiments/pac/sweep-wikipedia.md` shows what it was chosen from. A preset is a beginning: `reticent
+evaluate` says what a run of one's own is worth.
 """
 
 from collections.abc import Mapping
@@ -41,6 +42,6 @@ class PresetValues:
 
 PRESETS: Mapping[Preset, PresetValues] = {
     Preset.PLAIN: PresetValues(learning_rate=3e-4, epochs=1, rank=8, num_top_layers=None),
-    Preset.STABLE: PresetValues(learning_rate=5e-4, epochs=1, rank=8, num_top_layers=12),
+    Preset.STABLE: PresetValues(learning_rate=4e-3, epochs=1, rank=8, num_top_layers=12),
 }
 """`plain` is what a build without a preset does."""
