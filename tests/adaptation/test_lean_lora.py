@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tiny_models import build_tiny_model
 
-from reticent.adaptation.lean_lora import lean_lora
+from reticent.adaptation.lean_lora import lean_lora, rounded_lora
 
 IDS = torch.arange(20)[None] * 7 % 250
 
@@ -79,3 +79,31 @@ def test_an_error_inside_leaves_the_layers_as_they_were() -> None:
     with pytest.raises(RuntimeError, match="stop"), lean_lora(model):
         raise RuntimeError("stop")
     assert not any("forward" in part.__dict__ for part in model.modules())
+
+
+def test_rounded_adapters_give_the_gradient_of_the_rounded_adapter_and_come_back_unrounded() -> None:
+    """The oracle is PEFT itself on a float32 adapter whose values were rounded beforehand."""
+    half = peft_model("llama", torch.bfloat16, size=0.1)
+    before = {name: parameter.detach().clone() for name, parameter in half.named_parameters()}
+    weights = [parameter for name, parameter in half.named_parameters() if "lora_" in name]
+
+    def gradient(model_of: Any, of: list[torch.nn.Parameter]) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(model_of(input_ids=IDS).logits[0, :-1].float(), IDS[0, 1:])
+        return torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, of)])
+
+    with rounded_lora(half):
+        assert {weight.dtype for weight in weights} == {torch.bfloat16}
+        found = gradient(half, weights)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in half.named_parameters())
+    exact = peft_model("llama", size=0.1)
+    with torch.no_grad():
+        for name, parameter in exact.named_parameters():
+            parameter.copy_(before[name].bfloat16() if "lora_" in name else before[name])
+    expected = gradient(exact, [parameter for name, parameter in exact.named_parameters() if "lora_" in name])
+    assert torch.dist(found, expected) < 0.1 * expected.norm()
+
+
+def test_other_kinds_of_lora_are_not_rounded() -> None:
+    model = peft_model("llama", torch.bfloat16, use_dora=True)
+    with rounded_lora(model):
+        assert all(p.dtype == torch.float32 for name, p in model.named_parameters() if "lora_" in name)

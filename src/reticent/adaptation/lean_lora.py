@@ -1,8 +1,9 @@
-"""PEFT's LoRA layers without what they do for training's sake: for passes that carry no gradient.
+"""PEFT's LoRA layers without what they do for training's sake: for passes after which no weight is updated.
 
 PEFT keeps adapters in float32, and in each layer widens the whole activation, and what it adds, to match. Here both
-small products are in the base's own type, W x + B (s A x), from copies of the adapter rounded once: the same numbers in
-a float32 model, and in half precision with the rounding that the model's own products have. Nothing is merged.
+small products are in the base's own type, from an adapter rounded once: the same numbers in a float32 model, and in
+half precision with the rounding that the model's own products have. Nothing is merged. Without a gradient (`lean_lora`)
+the scale goes into the rounded copies, W x + B (s A x); with one (`rounded_lora`) the layers stay PEFT's.
 
 Shape suffixes: I inputs, R rank, O outputs.
 """
@@ -22,9 +23,7 @@ def lean_lora(module: nn.Module) -> Iterator[None]:
 
     The module must stay in evaluation mode, and no thread may use it outside of the context meanwhile.
     """
-    from peft.tuners.lora import Linear
-
-    layers: list[Any] = [part for part in module.modules() if type(part) is Linear and _is_plain(part)]
+    layers = _plain_layers(module)
     try:
         for layer in layers:
             layer.forward = _forward_of(layer)
@@ -34,9 +33,36 @@ def lean_lora(module: nn.Module) -> Iterator[None]:
             layer.__dict__.pop("forward", None)
 
 
+@contextmanager
+def rounded_lora(module: nn.Module) -> Iterator[None]:
+    """Within this context the adapters of a module's LoRA layers are of the base's type, and so are their gradients.
+
+    The same parameters, which hold their own values again afterwards: nothing may update them meanwhile.
+    """
+    before: list[tuple[nn.Parameter, Tensor]] = []
+    try:
+        for layer in _plain_layers(module):
+            name = layer.active_adapters[0]
+            for weight in (layer.lora_A[name].weight, layer.lora_B[name].weight):
+                before.append((weight, weight.data))
+                weight.data = weight.data.to(layer.base_layer.weight.dtype)
+        yield
+    finally:
+        for weight, values in before:
+            weight.data = values
+
+
+def _plain_layers(module: nn.Module) -> list[Any]:
+    from peft.tuners.lora import Linear
+
+    return [part for part in module.modules() if type(part) is Linear and _is_plain(part)]
+
+
 def _is_plain(layer: Any) -> bool:
     """Whether a layer adds one unmerged low-rank product and nothing else."""
     if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
+        return False
+    if not layer.base_layer.weight.is_floating_point():
         return False
     name = layer.active_adapters[0]
     return name in layer.lora_A and name not in layer.lora_variant and layer.lora_B[name].bias is None

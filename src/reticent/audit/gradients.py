@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reticent.adaptation.attention_gradients import kept_attention_weights
+from reticent.adaptation.lean_lora import rounded_lora
 from reticent.adaptation.memory import keep_freed_memory
 from reticent.adaptation.techniques import num_virtual_rows, technique_parameters
 from reticent.adaptation.template import EncodedText, collate
@@ -80,7 +81,7 @@ def gradient_norms(
     module.eval()
     longest = num_virtual_rows(module) + max((len(text.token_ids) for text in encoded), default=0)
     try:
-        with kept_attention_weights(module, longest):
+        with kept_attention_weights(module, longest), rounded_lora(module):
             return _Norms(module, parameters, norms).of(encoded, batch_tokens, progress)
     finally:
         module.train(was_training)
