@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from reticent.evaluation.text_means import Mean
 from reticent.evaluation.utility import Utility, UtilityRow
 
-LEAST_UNANIMITY = 0.75
+LEAST_UNANIMITY = 0.65
 LEAST_KEPT = 0.5
 REMEDY = "train for fewer steps, at a lower rate, on fewer layers or on more records (docs/evaluate.md)"
 
