@@ -39,7 +39,7 @@ class QualitySizes:
 _GUMBEL = DecodingSettings(Decoder.GUMBEL, 1.0)
 SIZES: Mapping[Size, QualitySizes] = {
     Size.SMOKE: QualitySizes(4, 8, 3, QualitySettings(4, 16, replace(_GUMBEL, num_candidates=20), budgets=(2.0**-32,))),
-    Size.LOCAL: QualitySizes(16, 128, 12, QualitySettings(32, 256, _GUMBEL, budgets=(2.0**-8, 2.0**-32))),
+    Size.LOCAL: QualitySizes(16, 128, 6, QualitySettings(32, 256, _GUMBEL, budgets=(2.0**-8, 2.0**-32))),
     Size.PAPER: QualitySizes(128, 2048, 256, QualitySettings(32, 256, _GUMBEL)),
 }
 
