@@ -1,8 +1,8 @@
 """Named ways to train worlds, for `reticent worlds build --preset`.
 
 What noise costs depends on how often worlds dissent, and that on how far training takes them apart. `stable` is the
-point that the sweep in `experiments/pac/sweep.py` chose on held-out text, where training on would lose more to dissent
-than it gains; `experiments/pac/sweep-wikipedia.md` shows what it was chosen from. A preset is a beginning: `reticent
+point that the sweep in `experiments/pac/sweep.py` chose on held-out text: beyond it worlds learn more, and dissent takes
+what is gained; `experiments/pac/sweep-wikipedia.md` shows what it was chosen from. A preset is a beginning: `reticent
 evaluate` says what a run of one's own is worth.
 """
 
