@@ -79,7 +79,7 @@ def gradient_norms(
     keep_freed_memory()
     was_training = module.training
     module.eval()
-    longest = num_virtual_rows(module) + max((len(text.token_ids) for text in encoded), default=0)
+    longest = num_virtual_rows(module) + max(map(_cost, encoded), default=0)
     try:
         with kept_attention_weights(module, longest), rounded_lora(module):
             return _Norms(module, parameters, norms).of(encoded, batch_tokens, progress)
@@ -103,28 +103,19 @@ class _Norms:
     ) -> NDArray[np.float64]:
         result = np.full((len(encoded), len(self._norms)), np.nan)
         order = sorted((i for i, text in enumerate(encoded) if text.num_scored), key=lambda i: _cost(encoded[i]))
-        together, is_probed = self._linears is not None, False
-        start = 0
-        while start < len(order):
-            stop = start + 1
-            if together:
-                while stop < len(order) and (stop + 1 - start) * _cost(encoded[order[stop]]) <= batch_tokens:
-                    stop += 1
-            numbers = order[start:stop]
-            texts = [encoded[i] for i in numbers]
+        batches = _batches(encoded, order, batch_tokens if self._linears is not None else 0)
+        several = next((batch for batch in batches if len(batch) > 1), None)
+        probed = None if several is None else self._probed([encoded[i] for i in several])
+        if several is not None and probed is None:
+            batches = [[i] for i in order]
+        for batch in batches:
+            texts = [encoded[i] for i in batch]
             if len(texts) == 1:
-                result[numbers] = self._alone(texts[0])
-            elif is_probed:
-                result[numbers] = self._together(texts)
+                result[batch] = self._alone(texts[0])
             else:
-                found = self._probed(texts)
-                is_probed = together = found is not None
-                if found is None:
-                    continue
-                result[numbers] = found
-            start = stop
+                result[batch] = probed if batch is several else self._together(texts)
             if progress is not None:
-                progress(len(numbers))
+                progress(len(batch))
         return result
 
     def _probed(self, texts: Sequence[EncodedText]) -> NDArray[np.float64] | None:
@@ -248,6 +239,17 @@ def _linear_owners(module: nn.Module, parameters: Sequence[nn.Parameter]) -> lis
     linears = [owner for owner in owners if type(owner) is nn.Linear]
     owned = [id(p) for owner in linears for p in owner.parameters(recurse=False) if id(p) in wanted]
     return linears if len(linears) == len(owners) and sorted(owned) == sorted(wanted) else None
+
+
+def _batches(encoded: Sequence[EncodedText], order: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Numbers of texts that go together, in an order of rising cost: at least one, else no more tokens than allowed."""
+    batches: list[list[int]] = []
+    for number in order:
+        if batches and (len(batches[-1]) + 1) * _cost(encoded[number]) <= batch_tokens:
+            batches[-1].append(number)
+        else:
+            batches.append([number])
+    return batches
 
 
 def _cost(text: EncodedText) -> int:

@@ -185,7 +185,7 @@ def _open_peft(name: str, options: TargetOptions) -> Target:
 
 def _open_bottleneck(name: str, options: TargetOptions) -> Target:
     if options.model is None:
-        raise ModelError(f"{name} does not say which base model it is for; name it with --model")
+        raise _unknown_base(name)
     base = resolve_base_model(options.model)
     module = load_bottleneck(_loaded(base, options), Path(name).expanduser()).eval().requires_grad_(requires_grad=False)
     return _bare_adapter(TargetKind.BOTTLENECK, name, module.placement.value, module, base, options)
@@ -303,8 +303,12 @@ def _recorded_base(folder: Path) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{folder / _PEFT_CONFIG} cannot be read ({type(error).__name__})") from None
     if not isinstance(name, str) or not name:
-        raise ModelError(f"{folder} does not say which base model it is for; name it with --model")
+        raise _unknown_base(folder)
     return name
+
+
+def _unknown_base(adapter: str | Path) -> ModelError:
+    return ModelError(f"{adapter} does not say which base model it is for; name it with --model")
 
 
 def _base_identity(base: BaseModel) -> str:
