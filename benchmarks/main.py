@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="type of the base (default: %(default)s)")
     add("--device", default="cpu", help="cpu, or cuda for the decode rows (default: %(default)s)")
     add("--threads", type=_positive, metavar="N", help="threads of torch (default: the machine's)")
-    add("--texts", type=Path, metavar="FILE", help="a corpus for the rows on auditing (default: random tokens)")
+    add("--texts", type=Path, metavar="FILE", help="a corpus for the rows on auditing (default: sampled from the base)")
     add("--smoke", action="store_true", help="small sizes: shows that all rows run, says nothing about speed")
     add("--out", type=Path, metavar="FILE", help="where the results go (default: benchmarks/out/results.json)")
     add("--write-docs", action="store_true", help="measure nothing; rewrite docs/performance.md from the results file")

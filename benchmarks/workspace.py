@@ -88,7 +88,7 @@ class Workspace:
     scratch: Path
     smoke: bool = False
     texts: Path | None = None
-    """A corpus for the rows on auditing; random tokens without one."""
+    """A corpus for the rows on auditing; texts sampled from the base without one."""
     seed: int = 0
     kept: dict[str, Any] = field(default_factory=dict)
     """What rows leave for one another, such as PEFT with all adapters loaded."""

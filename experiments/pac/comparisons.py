@@ -65,13 +65,14 @@ def percent(mean: Mapping[str, Any] | None) -> Ours | None:
 
 
 def spread(means: Iterable[Mapping[str, Any] | None]) -> Ours | None:
-    """Several means as the range of their values; compared with all their intervals."""
+    """Several means as the range of their values with the largest standard error; compared with all intervals."""
     known = [mean for mean in means if mean is not None]
     if not known:
         return None
     values = [mean["value"] for mean in known]
     bands = [interval(mean["value"], mean.get("standard_error")) for mean in known]
-    text = f"{100 * min(values):.1f} to {100 * max(values):.1f} %"
+    errors = [mean["standard_error"] for mean in known if mean.get("standard_error") is not None]
+    text = f"{100 * min(values):.1f} to {100 * max(values):.1f} %" + (f" ± {100 * max(errors):.1f}" if errors else "")
     return Ours(text, min(low for low, _ in bands), max(high for _, high in bands))
 
 
@@ -182,7 +183,7 @@ def _largest(method: str) -> Callable[[Results], Ours | None]:
 
 
 _COUNTED = "m² d + d² over another vocabulary, and votes that differ more or less often"
-_TEXTS = "other texts and fewer of them, continued from other prompts"
+_TEXTS = "few texts, so wide intervals, and another base: compare the rows of the public and the unprotected model"
 
 COMPARISONS: Sequence[Comparison] = (
     Comparison("stability", "unanimous at k = 200, greedy", "83.4 %", 0.8335, 0.8345, _stability("greedy"), _SETTING),

@@ -29,6 +29,7 @@ EXPERIMENTS: Mapping[str, str] = {
 Found = Mapping[tuple[str, Domain], Mapping[str, Any]]
 """The content of each result file that there is."""
 _NOT_YET = "–"  # noqa: RUF001 - a dash in a table
+_LEGEND = "± is one standard error, of a range the largest. A dash: not run yet, or no such row."
 
 _INTRODUCTION = """# Experiments
 
@@ -78,7 +79,7 @@ def page(results: Found, folder: Path, beside: Path) -> str:
     lines += ["## The paper and ours", ""]
     lines += ["| experiment | quantity | paper | Wikipedia | NIH abstracts |", "|---|---|---|---|---|"]
     lines += [_row(comparison, results) for comparison in COMPARISONS]
-    lines += ["", "± is one standard error. A dash: not run yet, or no such row.", "", "## Where they differ", ""]
+    lines += ["", _LEGEND, "", "## Where they differ", ""]
     nothing = "Nowhere, among the results that there are." if results else "There are no results yet."
     lines += list(_differences(results)) or [nothing]
     lines += ["", "## All results", "", "| experiment | shows | Wikipedia | NIH abstracts |", "|---|---|---|---|"]

@@ -3,7 +3,8 @@
 PEFT keeps adapters in float32, and in each layer widens the whole activation, and what it adds, to match. Here both
 small products are in the base's own type, from an adapter rounded once: the same numbers in a float32 model, and in
 half precision with the rounding that the model's own products have. Nothing is merged. Without a gradient (`lean_lora`)
-the scale goes into the rounded copies, W x + B (s A x); with one (`rounded_lora`) the layers stay PEFT's.
+the scale goes into the rounded copies, W x + B ((s A) x); with one (`rounded_lora`) it goes onto the rank's few numbers
+a token, W x + B (s (A x)), and A and B stay modules that hooks see.
 
 Shape suffixes: I inputs, R rank, O outputs.
 """
@@ -26,28 +27,31 @@ def lean_lora(module: nn.Module) -> Iterator[None]:
     layers = _plain_layers(module)
     try:
         for layer in layers:
-            layer.forward = _forward_of(layer)
+            layer.forward = _folded(layer)
         yield
     finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
+        _restore_forward(layers)
 
 
 @contextmanager
 def rounded_lora(module: nn.Module) -> Iterator[None]:
     """Within this context the adapters of a module's LoRA layers are of the base's type, and so are their gradients.
 
-    The same parameters, which hold their own values again afterwards: nothing may update them meanwhile.
+    The same parameters, which hold their own values again afterwards: nothing may update them meanwhile. The module
+    must stay in evaluation mode.
     """
+    layers = _plain_layers(module)
     before: list[tuple[nn.Parameter, Tensor]] = []
     try:
-        for layer in _plain_layers(module):
+        for layer in layers:
             name = layer.active_adapters[0]
             for weight in (layer.lora_A[name].weight, layer.lora_B[name].weight):
                 before.append((weight, weight.data))
                 weight.data = weight.data.to(layer.base_layer.weight.dtype)
+            layer.forward = _scaled_within(layer)
         yield
     finally:
+        _restore_forward(layers)
         for weight, values in before:
             weight.data = values
 
@@ -68,8 +72,24 @@ def _is_plain(layer: Any) -> bool:
     return name in layer.lora_A and name not in layer.lora_variant and layer.lora_B[name].bias is None
 
 
+def _restore_forward(layers: list[Any]) -> None:
+    for layer in layers:
+        layer.__dict__.pop("forward", None)
+
+
+def _scaled_within(layer: Any) -> Callable[[Tensor], Tensor]:
+    name = layer.active_adapters[0]
+    base, down, up, scale = layer.base_layer, layer.lora_A[name], layer.lora_B[name], layer.scaling[name]
+
+    def forward(x: Tensor) -> Tensor:
+        y: Tensor = base(x) + up(scale * down(x))
+        return y
+
+    return forward
+
+
 @torch.no_grad()
-def _forward_of(layer: Any) -> Callable[[Tensor], Tensor]:
+def _folded(layer: Any) -> Callable[[Tensor], Tensor]:
     name = layer.active_adapters[0]
     base = layer.base_layer
     dtype = base.weight.dtype

@@ -90,6 +90,11 @@ class EncodedText:
         """How many tokens are predicted; a text with none has no score."""
         return max(0, len(self.token_ids) - self.first_scored)
 
+    @property
+    def num_read(self) -> int:
+        """All tokens that go through the model, the encoder's included."""
+        return len(self.token_ids) + (0 if self.input_ids is None else len(self.input_ids))
+
 
 def encode(
     tokenizer: Any,

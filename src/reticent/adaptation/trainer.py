@@ -222,7 +222,7 @@ class _Adaptation:
         checkpoint = Checkpoint(self._folder.working_files / "checkpoint", _seconds_between_saves(self._module))
         epoch_tokens = sum(source.num_tokens(step) for step in range(source.steps_per_epoch))
         self._progress.begin("training", request.training.epochs * epoch_tokens)
-        longest = positions_taken(self._module) + max(len(text.token_ids) for text in self._members)
+        longest = positions_taken(self._module) + max(text.num_read for text in self._members)
         try:
             with kept_attention_weights(self._module, longest):
                 return trainer.train(checkpoint, self._progress.advance, self._report_epoch)

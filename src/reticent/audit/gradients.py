@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from reticent.adaptation.attention_gradients import kept_attention_weights
 from reticent.adaptation.lean_lora import rounded_lora
@@ -79,7 +80,7 @@ def gradient_norms(
     keep_freed_memory()
     was_training = module.training
     module.eval()
-    longest = num_virtual_rows(module) + max(map(_cost, encoded), default=0)
+    longest = num_virtual_rows(module) + max((text.num_read for text in encoded), default=0)
     try:
         with kept_attention_weights(module, longest), rounded_lora(module):
             return _Norms(module, parameters, norms).of(encoded, batch_tokens, progress)
@@ -102,7 +103,7 @@ class _Norms:
         self, encoded: Sequence[EncodedText], batch_tokens: int, progress: Callable[[int], None] | None
     ) -> NDArray[np.float64]:
         result = np.full((len(encoded), len(self._norms)), np.nan)
-        order = sorted((i for i, text in enumerate(encoded) if text.num_scored), key=lambda i: _cost(encoded[i]))
+        order = sorted((i for i, text in enumerate(encoded) if text.num_scored), key=lambda i: encoded[i].num_read)
         batches = _batches(encoded, order, batch_tokens if self._linears is not None else 0)
         several = next((batch for batch in batches if len(batch) > 1), None)
         probed = None if several is None else self._probed([encoded[i] for i in several])
@@ -139,14 +140,14 @@ class _Norms:
     def _together(self, texts: Sequence[EncodedText]) -> NDArray[np.float64]:
         """The norms of several texts from one pass, [B, P]."""
         assert self._linears is not None
-        recorder = _LinearGradients(_PowerSums(self._norms, len(texts)), len(texts))
-        handles = [linear.register_forward_hook(recorder.after_forward) for linear in self._linears]
+        calls = _LinearCalls(len(texts))
+        handles = [linear.register_forward_hook(calls.after_forward) for linear in self._linears]
         try:
-            torch.autograd.grad(self._loss_of(texts), self._parameters, allow_unused=True)
+            loss = self._loss_of(texts)
         finally:
             for handle in handles:
                 handle.remove()
-        return recorder.sums.norms()
+        return calls.gradient_norms(loss, self._norms)
 
     def _loss_of(self, texts: Sequence[EncodedText]) -> Tensor:
         """Each text's mean token loss, summed over texts: no text's share depends on another's."""
@@ -182,14 +183,14 @@ class _PowerSums:
         return result
 
 
-class _LinearGradients:
-    """Collects the per-text gradients of linear modules in one forward and backward pass."""
+class _LinearCalls:
+    """What linear modules read in one forward pass, and where the gradients of what they wrote are to be had."""
 
-    def __init__(self, sums: _PowerSums, num_texts: int) -> None:
-        self.sums = sums
+    def __init__(self, num_texts: int) -> None:
         self._num_texts = num_texts
-        self._calls: dict[nn.Module, int] = {}
-        self._pending: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+        self._modules: list[nn.Linear] = []
+        self._inputs: list[Tensor] = []
+        self._outputs: list[GradientEdge] = []
 
     def after_forward(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Forward hook of a linear module."""
@@ -197,22 +198,27 @@ class _LinearGradients:
         if x.dim() < 2 or x.shape[0] != self._num_texts:
             raise _MixedTextsError
         if output.requires_grad:
-            self._calls[module] = self._calls.get(module, 0) + 1
-            output.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient: self._after_backward(module, x, gradient)
-            )
+            assert isinstance(module, nn.Linear)
+            self._modules.append(module)
+            self._inputs.append(x)
+            # An edge still means this output where the model changes the tensor in place.
+            self._outputs.append(get_gradient_edge(output))
 
-    def _after_backward(self, module: nn.Module, x: Tensor, gradient: Tensor) -> None:
-        self._pending.setdefault(module, []).append((x, gradient))
-        if len(self._pending[module]) < self._calls[module]:
-            return
+    def gradient_norms(self, loss: Tensor, norms: Sequence[float]) -> NDArray[np.float64]:
+        """Norms of each text's gradient, [B, P]: a pass back to the outputs alone, no weight's sum over texts."""
+        gradients = torch.autograd.grad(loss, self._outputs, allow_unused=True)
         # A module that is called more than once has one gradient, the sum over its calls.
-        calls = self._pending.pop(module)
-        assert isinstance(module, nn.Linear)
-        if module.weight.requires_grad:
-            self.sums.add(_total(_weight_gradient(*call) for call in calls).flatten(1))
-        if module.bias is not None and module.bias.requires_grad:
-            self.sums.add(_total(_by_text(g).sum(1, dtype=torch.float32) for _, g in calls))
+        calls: dict[nn.Linear, list[tuple[Tensor, Tensor]]] = {}
+        for module, x, gradient in zip(self._modules, self._inputs, gradients, strict=True):
+            if gradient is not None:
+                calls.setdefault(module, []).append((x, gradient))
+        sums = _PowerSums(norms, self._num_texts)
+        for module, pairs in calls.items():
+            if module.weight.requires_grad:
+                sums.add(_total(_weight_gradient(*pair) for pair in pairs).flatten(1))
+            if module.bias is not None and module.bias.requires_grad:
+                sums.add(_total(_by_text(g).sum(1, dtype=torch.float32) for _, g in pairs))
+        return sums.norms()
 
 
 def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
@@ -245,12 +251,8 @@ def _batches(encoded: Sequence[EncodedText], order: Sequence[int], batch_tokens:
     """Numbers of texts that go together, in an order of rising cost: at least one, else no more tokens than allowed."""
     batches: list[list[int]] = []
     for number in order:
-        if batches and (len(batches[-1]) + 1) * _cost(encoded[number]) <= batch_tokens:
+        if batches and (len(batches[-1]) + 1) * encoded[number].num_read <= batch_tokens:
             batches[-1].append(number)
         else:
             batches.append([number])
     return batches
-
-
-def _cost(text: EncodedText) -> int:
-    return len(text.token_ids) + (0 if text.input_ids is None else len(text.input_ids))
