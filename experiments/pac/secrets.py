@@ -53,7 +53,7 @@ class SecretsSizes:
 
 SIZES: Mapping[Size, SecretsSizes] = {
     Size.SMOKE: SecretsSizes(6, 8, 4, 4),
-    Size.LOCAL: SecretsSizes(64, 64, 16, 16),
+    Size.LOCAL: SecretsSizes(64, 128, 128, 16),
     Size.PAPER: SecretsSizes(1024, 256, 64, 16),
 }
 
