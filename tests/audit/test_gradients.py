@@ -101,6 +101,14 @@ def test_a_module_that_mixes_texts_is_found_out_and_texts_are_taken_alone(monkey
     np.testing.assert_allclose(gradient_norms(module, texts), expected, rtol=1e-4)
 
 
+def test_an_output_that_is_changed_in_place_is_found_out_too() -> None:
+    module, texts = adapted("llama", Technique.LORA), encoded("llama")
+    for name, part in module.named_modules():
+        if type(part) is nn.Linear and "lora_A" in name:
+            part.register_forward_hook(lambda _module, _inputs, output: output.mul_(3.0))
+    np.testing.assert_allclose(gradient_norms(module, texts), naive_norms(module, texts), rtol=2e-4)
+
+
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_dropout_is_off_also_for_a_module_in_train_mode(family: str) -> None:
     module = adapted(family, Technique.LORA, dropout=0.5)

@@ -7,7 +7,7 @@ Many texts go through one backward pass where every trained parameter is a linea
 the gradient of what it writes give each text's own gradient, G = Σ_t g_t x_tᵀ, as one batched product (the method of
 Goodfellow, arXiv 1510.01799, with the gradient itself rather than its 2-norm alone). All else takes one backward pass a
 text: full fine-tuning, (IA)³ and virtual tokens. Two texts of the first batch are computed both ways; where the two
-differ, a module has mixed texts, and all are taken one by one.
+differ, a module has mixed texts or an output was changed in place, and all are taken one by one.
 
 Shape suffixes: B texts, T positions, I inputs, O outputs, P norms.
 """
@@ -201,7 +201,7 @@ class _LinearCalls:
             assert isinstance(module, nn.Linear)
             self._modules.append(module)
             self._inputs.append(x)
-            # An edge still means this output where the model changes the tensor in place.
+            # An edge, unlike the tensor, keeps no numbers in memory.
             self._outputs.append(get_gradient_edge(output))
 
     def gradient_norms(self, loss: Tensor, norms: Sequence[float]) -> NDArray[np.float64]:
