@@ -100,7 +100,7 @@ def train(workspace: Workspace, top: int | None, peer_dtype: torch.dtype | None 
     """World-tokens a second together, over those of PEFT one world at a time at full depth."""
     sizes = workspace.sizes
     num_worlds = min(sizes.num_worlds, worlds_that_fit(sizes.batch, sizes.text_tokens))
-    corpus = make_corpus(workspace, num_worlds, sizes.heavy_pairs + 1)
+    corpus = make_corpus(workspace, num_worlds, sizes.pairs + 1)
     trainer = make_trainer(workspace, corpus.texts, top)
     trunk_ms = elapsed_ms(lambda: trainer.trunk.compute(lambda _: None))
     full_depth = make_trainer(workspace, corpus.texts, None).initial_adapters(1)

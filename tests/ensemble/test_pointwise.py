@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from reticent.ensemble.attention import causal_attention
-from reticent.ensemble.pointwise import gated_silu, rms_norm
+from reticent.ensemble.pointwise import gated_silu, rms_norm, rotate_pairs
 
 
 def normal(*shape, dtype=torch.float64, seed=0):
@@ -31,6 +31,32 @@ def test_half_precision_keeps_its_statistics_in_float32():
     error = (rms_norm(x, weight, 1e-5).double() - exact).abs()
     # Two roundings to eight bits; a sum of squares in bfloat16 would be off by far more.
     assert (error <= 2.0**-7 * exact.abs() + 1e-9).all()
+
+
+def test_rms_norm_leaves_its_input_and_the_gradient_it_gets_as_they_were():
+    x, gradient = normal(3, 7, dtype=torch.float32).requires_grad_(), normal(3, 7, dtype=torch.float32, seed=1)
+    before, gradient_before = x.detach().clone(), gradient.clone()
+    rms_norm(x, None, 1e-5).backward(gradient)
+    assert torch.equal(x, before)
+    assert torch.equal(gradient, gradient_before)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotated_pairs_are_products_of_complex_numbers(interleaved):
+    x = normal(2, 3, 4, 6).requires_grad_()
+    angle = normal(3, 1, 3, seed=1)
+    signed = torch.stack((-angle.sin(), angle.sin()), -1)
+    cos = torch.stack((angle.cos(), angle.cos()), -1)
+    # [..., pair, of the two] as the layout has it: side by side, or a half apart.
+    cos, signed = ((t if interleaved else t.mT).flatten(-2) for t in (cos, signed))
+    pairs = x.unflatten(-1, (3, 2)) if interleaved else x.unflatten(-1, (2, 3)).mT
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angle), angle))
+    expected = (turned if interleaved else turned.mT).flatten(-2)
+
+    torch.testing.assert_close(rotate_pairs(x, cos, signed, interleaved=interleaved), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(rotate_pairs(x, cos, signed, interleaved=interleaved), expected)
+    assert torch.autograd.gradcheck(lambda x: rotate_pairs(x, cos, signed, interleaved=interleaved), (x,))
 
 
 @pytest.mark.parametrize("with_biases", [False, True])

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ROWS_AT_ONCE = 256
+_ROWS_AT_ONCE = 512
 """Enough rows to keep the products busy; few enough that their logits are reused memory, not fresh pages."""
+
+_GRADIENT_ROWS_AT_ONCE = 256
+"""The product that sums over the vocabulary is the faster with fewer rows, on a processor."""
 
 
 def chunked_cross_entropy(
@@ -59,7 +62,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             miss_N = error.sum(1)
             error[row, targets_N[rows]] = -miss_N
             losses_N[rows] = _negative_log(hit_N, miss_N.float())
-            torch.mm(error, head_VD, out=gradient_ND[rows])
+            parts = error.split(_GRADIENT_ROWS_AT_ONCE), gradient_ND[rows].split(_GRADIENT_ROWS_AT_ONCE)
+            for error_part, gradient_part in zip(*parts, strict=True):
+                torch.mm(error_part, head_VD, out=gradient_part)
         gradient_ND *= weights_N[:, None].to(gradient_ND.dtype)
         ctx.save_for_backward(gradient_ND)
         ctx.mark_non_differentiable(losses_N)

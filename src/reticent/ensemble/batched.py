@@ -154,35 +154,40 @@ class _AdaptedLinear(torch.autograd.Function):
         low_MNS = torch.bmm(rows_MNI, down_MSI.mT)
         if scale != 1.0:
             low_MNS.mul_(scale)
-        start = 0
-        for (first, last), up_MOR in zip(slices, ups_MOR, strict=True):
-            stop = start + up_MOR.shape[2]
-            y_GNO[skip:, :, first:last] += torch.bmm(low_MNS[..., start:stop], up_MOR.mT)
-            start = stop
-        ctx.save_for_backward(x_GNI, weight_OI, low_MNS, down_MSI, *ups_MOR)
-        ctx.slices, ctx.scale, ctx.skip = slices, scale, skip
+        up_MSO = _side_by_side(ups_MOR, slices, y_GNO.shape[2])
+        y_GNO[skip:].baddbmm_(low_MNS, up_MSO)
+        ctx.save_for_backward(x_GNI, weight_OI, low_MNS, down_MSI, up_MSO)
+        ctx.ranks, ctx.slices, ctx.scale, ctx.skip = [up.shape[2] for up in ups_MOR], slices, scale, skip
         return y_GNO
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (grad_GNO,) = gradients
-        x_GNI, weight_OI, low_MNS, down_MSI, *ups_MOR = ctx.saved_tensors
+        x_GNI, weight_OI, low_MNS, down_MSI, up_MSO = ctx.saved_tensors
         grad_MNO = grad_GNO[ctx.skip :]
         rows_MNI = x_GNI.expand(down_MSI.shape[0], -1, -1) if x_GNI.shape[0] == 1 else x_GNI[ctx.skip :]
-        grad_low_MNS = torch.empty_like(low_MNS)
-        grad_ups, start = [], 0
-        for (first, last), up_MOR in zip(ctx.slices, ups_MOR, strict=True):
-            stop = start + up_MOR.shape[2]
-            part_MNO = grad_MNO[..., first:last]
-            torch.bmm(part_MNO, up_MOR, out=grad_low_MNS[..., start:stop])
-            grad_ups.append(torch.bmm(part_MNO.mT, low_MNS[..., start:stop]))
-            start = stop
-        grad_low_MNS.mul_(ctx.scale)
+        grad_up_MSO = torch.bmm(low_MNS.mT, grad_MNO)
+        grad_low_MNS = torch.bmm(grad_MNO, up_MSO.mT).mul_(ctx.scale)
         grad_down_MSI = torch.bmm(grad_low_MNS.mT, rows_MNI)
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = functional.linear(grad_GNO, weight_OI.t())
-            grad_x[ctx.skip :] += torch.bmm(grad_low_MNS, down_MSI)
+            grad_x[ctx.skip :].baddbmm_(grad_low_MNS, down_MSI)
             if x_GNI.shape[0] == 1 and grad_x.shape[0] > 1:
                 grad_x = grad_x.sum(0, keepdim=True)
+        grad_ups = [
+            grad_MRO[..., first:last].mT
+            for grad_MRO, (first, last) in zip(grad_up_MSO.split(ctx.ranks, dim=1), ctx.slices, strict=True)
+        ]
         return (grad_x, None, None, None, None, None, grad_down_MSI, *grad_ups)
+
+
+def _side_by_side(ups_MOR: Sequence[Tensor], slices: Sequence[tuple[int, int]], num_outputs: int) -> Tensor:
+    """The transposed B matrices in the places of one [M, S, O], zero elsewhere: one product in place of several."""
+    up_MSO = ups_MOR[0].new_zeros(len(ups_MOR[0]), sum(up.shape[2] for up in ups_MOR), num_outputs)
+    start = 0
+    for (first, last), up_MOR in zip(slices, ups_MOR, strict=True):
+        stop = start + up_MOR.shape[2]
+        up_MSO[:, start:stop, first:last] = up_MOR.mT
+        start = stop
+    return up_MSO

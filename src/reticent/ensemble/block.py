@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reticent.ensemble.architecture import Layer, QkvLayout
 from reticent.ensemble.batched import GroupAdapters, PackedAdapters, adapted_linear
-from reticent.ensemble.pointwise import gated_silu
+from reticent.ensemble.pointwise import gated_silu, rotate_pairs
 
 LayerAdapters = Sequence[GroupAdapters | PackedAdapters | None]
 """The adapters of one block, in the order of `Layer.groups`."""
@@ -52,7 +52,7 @@ class Heads:
 class Rotation:
     """Rotary position embedding at the positions of the N tokens (arXiv 2104.09864).
 
-    A pair (a, b) of dimensions becomes (a cos − b sin, b cos + a sin): x · cos + swapped(x) · signed sin.
+    A pair (a, b) of dimensions becomes (a cos − b sin, b cos + a sin); see `pointwise.rotate_pairs`.
 
     Attributes:
         cos: [N, 1, R]; signed_sin: [N, 1, R], negative at the first of each pair.
@@ -67,11 +67,7 @@ class Rotation:
         """Rotate the first R of C dimensions."""
         size = self.cos.shape[-1]
         rotated, passed = x_GNHC[..., :size], x_GNHC[..., size:]
-        if self.interleaved:
-            swapped = torch.stack((rotated[..., 1::2], rotated[..., ::2]), dim=-1).flatten(-2)
-        else:
-            swapped = torch.cat((rotated[..., size // 2 :], rotated[..., : size // 2]), dim=-1)
-        rotated = torch.addcmul(rotated * self.cos, swapped, self.signed_sin)
+        rotated = rotate_pairs(rotated, self.cos, self.signed_sin, interleaved=self.interleaved)
         return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
 
 

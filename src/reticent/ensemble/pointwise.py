@@ -32,27 +32,74 @@ def gated_silu(gate_and_up: Tensor) -> Tensor:
     return result
 
 
+def rotate_pairs(x_GNHR: Tensor, cos: Tensor, signed_sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Turn pairs of dimensions: x · cos + swapped(x) · signed sin, where swapped exchanges the two of each pair.
+
+    Args:
+        x_GNHR: the dimensions to rotate.
+        cos: broadcast against x.
+        signed_sin: likewise; negative at the first of each pair, and of equal magnitude at both.
+        interleaved: pairs are (0, 1), (2, 3), …; otherwise (0, R/2), (1, R/2 + 1), ….
+    """
+    if not torch.is_grad_enabled():
+        return _rotated(x_GNHR, cos, signed_sin, interleaved)
+    result: Tensor = _RotatePairs.apply(x_GNHR, cos, signed_sin, interleaved)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _rotated(x_GNHR: Tensor, cos: Tensor, signed_sin: Tensor, interleaved: bool) -> Tensor:
+    half = x_GNHR.shape[-1] // 2
+    if interleaved:
+        swapped = torch.stack((x_GNHR[..., 1::2], x_GNHR[..., ::2]), dim=-1).flatten(-2)
+    else:
+        swapped = torch.cat((x_GNHR[..., half:], x_GNHR[..., :half]), dim=-1)
+    return torch.addcmul(x_GNHR * cos, swapped, signed_sin)
+
+
+class _RotatePairs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_GNHR: Tensor, cos: Tensor, signed_sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, signed_sin)
+        ctx.interleaved = interleaved
+        return _rotated(x_GNHR, cos, signed_sin, interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        cos, signed_sin = ctx.saved_tensors
+        # The transpose of a rotation is the rotation back.
+        return _rotated(gradients[0], cos, -signed_sin, ctx.interleaved), None, None, None
+
+
 class _RmsNorm(torch.autograd.Function):
+    """Both directions convert once and stay in float32: each mixed-type operation would convert for itself."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        y = _wide_copy(x)
+        norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        y = torch.mul(x, inverse, out=torch.empty_like(x))
+        y.mul_(inverse)
         if weight_D is not None:
             y.mul_(weight_D)
         ctx.save_for_backward(x, inverse, weight_D)
-        return y
+        return y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, inverse, weight_D = ctx.saved_tensors
-        grad = gradients[0] if weight_D is None else gradients[0] * weight_D
+        grad = _wide_copy(gradients[0])
+        if weight_D is not None:
+            grad.mul_(weight_D)
+        wide = x.to(grad.dtype)
         # d/dx of x / rms(x): (g − x · mean(g · x) / rms²) / rms.
-        along = (grad * x).sum(-1, keepdim=True, dtype=inverse.dtype)
-        grad_x = torch.mul(grad, inverse, out=torch.empty_like(x))
-        grad_x -= x * (along * inverse.pow(3) / x.shape[-1]).to(x.dtype)
-        return grad_x, None, None
+        along = (grad * wide).sum(-1, keepdim=True)
+        grad.mul_(inverse).addcmul_(wide, along * inverse.pow(3), value=-1 / x.shape[-1])
+        return grad.to(x.dtype), None, None
+
+
+def _wide_copy(x: Tensor) -> Tensor:
+    """A copy in float32, or in float64 of float64, to work on in place."""
+    return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
 
 
 class _GatedSilu(torch.autograd.Function):
