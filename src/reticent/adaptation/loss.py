@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ROWS_AT_ONCE = 512
-"""Enough rows to keep the products busy; few enough that their logits are reused memory, not fresh pages."""
-
-_GRADIENT_ROWS_AT_ONCE = 256
-"""The product that sums over the vocabulary is the faster with fewer rows, on a processor."""
+_LOGIT_BYTES = 1 << 28
+"""Products with a vocabulary are the faster the more rows they take; this is what one chunk's logits may fill."""
 
 
 def chunked_cross_entropy(
@@ -43,28 +40,25 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_N: Tensor, weights_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        num_rows, chunk = hidden_ND.shape[0], min(_ROWS_AT_ONCE, hidden_ND.shape[0])
+        chunk = _even_chunk(hidden_ND.shape[0], _rows_that_fit(head_VD))
         losses_N = torch.empty_like(weights_N)
         gradient_ND = torch.empty_like(hidden_ND)
-        logits_NV = hidden_ND.new_empty(chunk, head_VD.shape[0])
-        error_NV = torch.empty_like(logits_NV)
-        for start in range(0, num_rows, chunk):
-            rows = slice(start, min(start + chunk, num_rows))
-            size = rows.stop - start
-            logits, error, row = logits_NV[:size], error_NV[:size], torch.arange(size, device=targets_N.device)
-            torch.mm(hidden_ND[rows], head_VD.t(), out=logits)
+        buffer_NV = hidden_ND.new_empty(chunk, head_VD.shape[0])
+        parts = (hidden_ND.split(chunk), targets_N.split(chunk), losses_N.split(chunk), gradient_ND.split(chunk))
+        for hidden, targets, losses, gradient in zip(*parts, strict=True):
+            error, row = buffer_NV[: len(hidden)], torch.arange(len(hidden), device=targets_N.device)
+            torch.mm(hidden, head_VD.t(), out=error)
             if head_bias_V is not None:
-                logits += head_bias_V
-            torch.softmax(logits, -1, out=error)
-            hit_N = error[row, targets_N[rows]].float()
+                error += head_bias_V
+            # In place: a chunk's logits are the largest tensor of a step.
+            torch.softmax(error, -1, out=error)
+            hit_N = error[row, targets].float()
             # softmax − onehot, with 1 − p summed from the other entries: exact also where p rounds to 1.
-            error[row, targets_N[rows]] = 0.0
+            error[row, targets] = 0.0
             miss_N = error.sum(1)
-            error[row, targets_N[rows]] = -miss_N
-            losses_N[rows] = _negative_log(hit_N, miss_N.float())
-            parts = error.split(_GRADIENT_ROWS_AT_ONCE), gradient_ND[rows].split(_GRADIENT_ROWS_AT_ONCE)
-            for error_part, gradient_part in zip(*parts, strict=True):
-                torch.mm(error_part, head_VD, out=gradient_part)
+            error[row, targets] = -miss_N
+            losses.copy_(_negative_log(hit_N, miss_N.float()))
+            torch.mm(error, head_VD, out=gradient)
         gradient_ND *= weights_N[:, None].to(gradient_ND.dtype)
         ctx.save_for_backward(gradient_ND)
         ctx.mark_non_differentiable(losses_N)
@@ -74,6 +68,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient_ND,) = ctx.saved_tensors
         return gradient_ND * gradients[0].to(gradient_ND.dtype), None, None, None, None
+
+
+def _rows_that_fit(head_VD: Tensor) -> int:
+    """How many rows of logits fill `_LOGIT_BYTES`."""
+    return max(1, _LOGIT_BYTES // (head_VD.shape[0] * head_VD.element_size()))
+
+
+def _even_chunk(num_rows: int, most: int) -> int:
+    """The size of chunks of at most so many rows that are as equal as can be."""
+    num_chunks = max(1, -(-num_rows // most))
+    return max(1, -(-num_rows // num_chunks))
 
 
 def _negative_log(hit_N: Tensor, miss_N: Tensor) -> Tensor:
