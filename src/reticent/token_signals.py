@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from reticent._vocabulary import rows_at_once
 from reticent.protocols import TokenSignals
 
 __all__ = ["TokenSignals", "log_probabilities_of_hidden", "signals_of_hidden", "signals_of_logits", "split_signals"]
 
-_HEAD_ROWS = 256
-"""Rows of the vocabulary head at once: enough to keep the product busy."""
 _CACHED_ELEMENTS = 1 << 19
 """Entries of logits whose statistics are computed at once: few enough to stay in cache."""
 _NEGLIGIBLE = -80.0
@@ -82,9 +81,8 @@ def _slices_of_hidden(
     hidden_TD: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_T: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     is_half = hidden_TD.dtype.itemsize < torch.float32.itemsize
-    for start in range(0, len(hidden_TD), _HEAD_ROWS):
-        rows = slice(start, start + _HEAD_ROWS)
-        hidden, targets = hidden_TD[rows], targets_T[rows]
+    size = rows_at_once(head_VD)
+    for hidden, targets in zip(torch.split(hidden_TD, size), torch.split(targets_T, size), strict=True):
         exact_R = None
         if is_half:
             exact_R = (hidden.float() * head_VD[targets].float()).sum(1)

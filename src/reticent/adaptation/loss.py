@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_LOGIT_BYTES = 1 << 28
-"""Products with a vocabulary are the faster the more rows they take; this is what one chunk's logits may fill."""
+from reticent._vocabulary import rows_at_once
 
 
 def chunked_cross_entropy(
@@ -40,11 +39,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_N: Tensor, weights_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        chunk = _even_chunk(hidden_ND.shape[0], _rows_that_fit(head_VD))
+        chunk = _even_chunk(hidden_ND.shape[0], rows_at_once(head_VD))
         losses_N = torch.empty_like(weights_N)
         gradient_ND = torch.empty_like(hidden_ND)
         buffer_NV = hidden_ND.new_empty(chunk, head_VD.shape[0])
-        parts = (hidden_ND.split(chunk), targets_N.split(chunk), losses_N.split(chunk), gradient_ND.split(chunk))
+        parts = (torch.split(tensor, chunk) for tensor in (hidden_ND, targets_N, losses_N, gradient_ND))
         for hidden, targets, losses, gradient in zip(*parts, strict=True):
             error, row = buffer_NV[: len(hidden)], torch.arange(len(hidden), device=targets_N.device)
             torch.mm(hidden, head_VD.t(), out=error)
@@ -68,11 +67,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient_ND,) = ctx.saved_tensors
         return gradient_ND * gradients[0].to(gradient_ND.dtype), None, None, None, None
-
-
-def _rows_that_fit(head_VD: Tensor) -> int:
-    """How many rows of logits fill `_LOGIT_BYTES`."""
-    return max(1, _LOGIT_BYTES // (head_VD.shape[0] * head_VD.element_size()))
 
 
 def _even_chunk(num_rows: int, most: int) -> int:

@@ -177,7 +177,7 @@ class _AdaptedLinear(torch.autograd.Function):
                 grad_x = grad_x.sum(0, keepdim=True)
         grad_ups = [
             grad_MRO[..., first:last].mT
-            for grad_MRO, (first, last) in zip(grad_up_MSO.split(ctx.ranks, dim=1), ctx.slices, strict=True)
+            for grad_MRO, (first, last) in zip(torch.split(grad_up_MSO, ctx.ranks, dim=1), ctx.slices, strict=True)
         ]
         return (grad_x, None, None, None, None, None, grad_down_MSI, *grad_ups)
 

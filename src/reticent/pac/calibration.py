@@ -157,17 +157,18 @@ def _two_way(weights_A: NDArray[np.float64], step_budget: float) -> Calibration:
 
 def _many_way(weights_A: NDArray[np.float64], step_budget: float) -> Calibration:
     basis_AD = _sum_zero_basis(weights_A.size)
-    centred_AD = basis_AD - weights_A @ basis_AD
-    _, rotation_DD, failed = dsyevd((centred_AD.T * weights_A) @ centred_AD)
+    # `dot`, not `@`: matrices this small are multiplied in half the time.
+    centred_AD = basis_AD - weights_A.dot(basis_AD)
+    _, rotation_DD, failed = dsyevd((centred_AD * weights_A[:, None]).T.dot(centred_AD))
     if failed:
         raise np.linalg.LinAlgError("the eigendecomposition of the vote covariance did not converge")
-    centred_AD = centred_AD @ rotation_DD
-    variances = (weights_A @ (centred_AD * centred_AD)).tolist()
+    centred_AD = centred_AD.dot(rotation_DD)
+    variances = weights_A.dot(centred_AD * centred_AD).tolist()
     floor = max(_RELATIVE_FLOOR * max(variances), _ABSOLUTE_FLOOR)
     variances_D = np.array([max(variance, floor) for variance in variances])
     deviations_D = np.sqrt(variances_D)
     noise_D = deviations_D * (sum(deviations_D.tolist()) / (2.0 * step_budget) * _ROUND_UP)
-    return Calibration(step_budget, weights_A, basis_AD @ rotation_DD, centred_AD, variances_D, noise_D)
+    return Calibration(step_budget, weights_A, basis_AD.dot(rotation_DD), centred_AD, variances_D, noise_D)
 
 
 @lru_cache(maxsize=256)

@@ -93,7 +93,7 @@ class GaussianMechanism:
             )
         require_world(secret, index_M)
         normals_D = noise.standard_normal(calibration.noise_variances.size)
-        noisy_A = calibration.directions @ (np.sqrt(calibration.noise_variances) * normals_D)
+        noisy_A = calibration.directions.dot(np.sqrt(calibration.noise_variances) * normals_D)
         noisy_A[index_M[secret]] += 1.0
         return Release(int(noisy_A.argmax()), log_likelihood(calibration, index_M, noisy_A))
 
@@ -113,9 +113,9 @@ def log_likelihood(
     distance expanded, without the term in z² that all worlds share. At b = 2^-32 that term is some 10^5 times what
     remains, and in the unexpanded form its rounding would drown the rest.
     """
-    offset_D = (noisy_vector_A - calibration.vote_weights) @ calibration.directions
+    offset_D = (noisy_vector_A - calibration.vote_weights).dot(calibration.directions)
     centred_AD = calibration.centred_votes
-    per_token_A = (centred_AD * (offset_D - 0.5 * centred_AD)) @ (1.0 / calibration.noise_variances)
+    per_token_A = (centred_AD * (offset_D - 0.5 * centred_AD)).dot(1.0 / calibration.noise_variances)
     by_world_M: NDArray[np.float64] = per_token_A[index_M]
     return by_world_M
 
