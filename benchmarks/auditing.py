@@ -340,7 +340,7 @@ BENCHMARKS = (
         _ONE_BY_ONE,
         1.25,
         partial(likelihood, dtype=torch.float32),
-        55,
+        135,
     ),
     _row(
         "audit-likelihood-bfloat16",
@@ -348,7 +348,7 @@ BENCHMARKS = (
         _ONE_BY_ONE,
         3.0,
         partial(likelihood, dtype=torch.bfloat16),
-        65,
+        100,
     ),
     _row(
         "audit-gradient-norm",
@@ -356,7 +356,7 @@ BENCHMARKS = (
         "one text a backward pass, float32",
         2.0,
         gradient_norm,
-        60,
+        300,
     ),
     _row(
         "audit-recall",
@@ -364,7 +364,7 @@ BENCHMARKS = (
         "prefix and text in one forward pass for every text, float32",
         2.5,
         recall,
-        40,
+        65,
     ),
     _row(
         "audit-cached-attack-share",

@@ -113,7 +113,7 @@ BENCHMARKS = (
         1.3,
         ">=",
         concurrent_requests,
-        weight=25,
+        weight=35,
         cuda_target=1.3,
     ),
 )

@@ -176,7 +176,7 @@ def _token_row(
         target,
         "<=",
         run,
-        weight=4,
+        weight=7,
         stretch=stretch,
         cuda_target=1.5,
     )
@@ -194,7 +194,7 @@ BENCHMARKS = (
         1 / 12,
         "<=",
         against_peft,
-        weight=25,
+        weight=330,
     ),
     Benchmark(
         "mechanism-share",
@@ -203,7 +203,7 @@ BENCHMARKS = (
         0.01,
         "<=",
         mechanism_share,
-        weight=4,
+        weight=12,
         cuda_target=0.01,
     ),
 )

@@ -49,6 +49,6 @@ BENCHMARKS = (
         1 / 20,
         "<=",
         projection,
-        20,
+        40,
     ),
 )

@@ -41,6 +41,6 @@ BENCHMARKS = (
         0.45,
         "<=",
         prefill_top12,
-        weight=40,
+        weight=55,
     ),
 )

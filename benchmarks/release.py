@@ -95,6 +95,6 @@ BENCHMARKS = (
         1 / 40,
         "<=",
         release_against_full_space,
-        weight=2,
+        weight=4,
     ),
 )

@@ -39,7 +39,7 @@ class Benchmark:
         what, against: the two sides, in words.
         target, direction: what the ratio is to be.
         run: checks parity, then measures; raises `ParityError` without measuring.
-        weight: about how long it takes relative to others, for the time left.
+        weight: about how many seconds it takes on two cores, for the time left.
         stretch: a further aim.
         cuda_target: the target on a GPU; None for rows that run on processors only.
     """

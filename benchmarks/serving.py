@@ -141,6 +141,6 @@ BENCHMARKS = (
         1.10,
         "<=",
         server_overhead,
-        weight=15,
+        weight=40,
     ),
 )

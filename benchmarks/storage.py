@@ -128,7 +128,7 @@ BENCHMARKS = (
         1 / 20,
         "<=",
         load_run,
-        weight=6,
+        weight=5,
     ),
     Benchmark(
         "memory-512",
@@ -137,6 +137,6 @@ BENCHMARKS = (
         1.3,
         "<=",
         memory,
-        weight=20,
+        weight=45,
     ),
 )

@@ -113,6 +113,11 @@ class Workspace:
         """The base as Reticent runs it."""
         return batched_decoder(self.model)
 
+    def forget_peers(self) -> None:
+        """Let go of models that later measurements do not need, where these need the memory."""
+        self.kept.clear()
+        self.__dict__.pop("exact_model", None)
+
     @property
     def architecture(self) -> Architecture:
         """The parts of the base."""
