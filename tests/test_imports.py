@@ -46,6 +46,8 @@ RULES = (
     Rule(("baselines.controls", "baselines.nonprivate"), inside=(*LEVEL_ONE, "baselines"), outside=NUMERIC, pure=True),
     Rule(("audit.metrics",), inside=(*LEVEL_ONE, "audit.metrics"), outside=NUMERIC, pure=True),
     Rule(("audit.attacks",), inside=(*LEVEL_ONE, "audit.attacks"), outside=NUMERIC, pure=True),
+    Rule(("_vocabulary",), inside=(), outside=("torch",)),
+    Rule(("token_signals",), inside=("protocols", "_vocabulary"), outside=("numpy", "torch")),
     Rule(("_files", "_records"), inside=(*LEVEL_ONE, "_files"), outside=()),
     Rule(
         ("corpus", "corpus_formats", "deduplication"),

@@ -91,7 +91,7 @@ def test_a_masked_vocabulary_entry_counts_as_impossible() -> None:
 def test_hidden_states_give_the_signals_of_their_logits(
     rows: int, with_bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reticent.token_signals.rows_at_once", lambda _head: 30)
+    monkeypatch.setattr("reticent.token_signals.rows_at_once", lambda _rows, _head: 30)
     generator = torch.Generator().manual_seed(rows)
     hidden, head = torch.randn(rows, 16, generator=generator), torch.randn(97, 16, generator=generator)
     bias = torch.randn(97, generator=generator) if with_bias else None

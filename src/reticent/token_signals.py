@@ -81,7 +81,7 @@ def _slices_of_hidden(
     hidden_TD: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_T: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     is_half = hidden_TD.dtype.itemsize < torch.float32.itemsize
-    size = rows_at_once(head_VD)
+    size = rows_at_once(len(hidden_TD), head_VD)
     for hidden, targets in zip(torch.split(hidden_TD, size), torch.split(targets_T, size), strict=True):
         exact_R = None
         if is_half:

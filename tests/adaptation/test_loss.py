@@ -40,7 +40,7 @@ def by_torch(
 def test_value_and_gradient_match_torch(
     monkeypatch: pytest.MonkeyPatch, rows_at_once: int, bias: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
-    monkeypatch.setattr(loss_module, "rows_at_once", lambda _head: rows_at_once)
+    monkeypatch.setattr(loss_module, "rows_at_once", lambda _rows, _head: rows_at_once)
     hidden, head, head_bias, targets, weights = random_case(dtype, bias)
     hidden.requires_grad_()
     total, losses = chunked_cross_entropy(hidden, head, head_bias, targets, weights)

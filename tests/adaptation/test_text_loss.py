@@ -35,7 +35,7 @@ def adapted(family, technique, **overrides):
 def test_loss_and_gradients_are_those_of_transformers(family, technique, in_chunks, monkeypatch):
     # Few rows at once, so that several chunks are needed.
     monkeypatch.setattr("reticent.adaptation.text_loss._ROWS_AT_ONCE", 16)
-    monkeypatch.setattr("reticent.adaptation.loss.rows_at_once", lambda _head: 16)
+    monkeypatch.setattr("reticent.adaptation.loss.rows_at_once", lambda _rows, _head: 16)
     module = adapted(family, technique).eval()
     _, batch = batch_for(family)
     loss, losses_N = TextLoss(module, num_virtual_rows(module), in_chunks=in_chunks)(batch, "mean of tokens")
@@ -93,7 +93,7 @@ def test_a_model_without_a_vocabulary_is_refused():
 @pytest.mark.parametrize("technique", [Technique.LORA, Technique.FULL])
 def test_the_vocabulary_is_never_spread_over_the_whole_batch(technique, monkeypatch):
     monkeypatch.setattr("reticent.adaptation.text_loss._ROWS_AT_ONCE", 16)
-    monkeypatch.setattr("reticent.adaptation.loss.rows_at_once", lambda _head: 16)
+    monkeypatch.setattr("reticent.adaptation.loss.rows_at_once", lambda _rows, _head: 16)
     module = adapted("llama", technique)
     loss = TextLoss(module, 0)
     rows = []

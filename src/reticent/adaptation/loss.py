@@ -39,7 +39,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, head_VD: Tensor, head_bias_V: Tensor | None, targets_N: Tensor, weights_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        chunk = _even_chunk(hidden_ND.shape[0], rows_at_once(head_VD))
+        chunk = rows_at_once(len(hidden_ND), head_VD)
         losses_N = torch.empty_like(weights_N)
         gradient_ND = torch.empty_like(hidden_ND)
         buffer_NV = hidden_ND.new_empty(chunk, head_VD.shape[0])
@@ -67,12 +67,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient_ND,) = ctx.saved_tensors
         return gradient_ND * gradients[0].to(gradient_ND.dtype), None, None, None, None
-
-
-def _even_chunk(num_rows: int, most: int) -> int:
-    """The size of chunks of at most so many rows that are as equal as can be."""
-    num_chunks = max(1, -(-num_rows // most))
-    return max(1, -(-num_rows // num_chunks))
 
 
 def _negative_log(hit_N: Tensor, miss_N: Tensor) -> Tensor:
