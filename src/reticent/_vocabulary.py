@@ -1,7 +1,7 @@
 """How many rows meet a vocabulary head at once.
 
-On a processor the loss of 4,096 rows takes about a fifth less time in chunks of 2,048 than of 256, and a chunk's logits are
-the largest tensor there is.
+On a processor the loss of 4,096 rows takes about a fifth less time in chunks of 2,048 than of 256, and a chunk's logits
+are the largest tensor there is.
 """
 
 from torch import Tensor
