@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,7 @@ def train(workspace: Workspace, top: int | None, peer_dtype: torch.dtype | None 
     full_depth = make_trainer(workspace, corpus.texts, None).initial_adapters(1)
     _check(workspace, top)
     peer, peer_words = _peer(workspace, full_depth, peer_dtype, corpus)
-    times = _alternating(trainer, corpus, peer, num_worlds, workspace.scratch / "none.checkpoint")
+    times = _alternating(workspace, trainer, corpus, peer, num_worlds)
     tokens = sizes.batch * sizes.text_tokens
     # A record's trunk is computed once for the m/2 worlds that hold it.
     held_by = sizes.num_worlds / 2
@@ -116,11 +115,12 @@ def train(workspace: Workspace, top: int | None, peer_dtype: torch.dtype | None 
     depth = len(workspace.architecture.layers) if top is None else workspace.top(top)
     least = limits.training_ms(workspace.architecture, depth, tokens, workspace.peaks) / tokens
     peer_ms, ours_ms = per_token.centres_ms
+    fused = ", element-wise work compiled" if workspace.fuse else ""
     return Measured(
         per_token,
         peer_ms / least,
         unit="ms a world-token",
-        notes=f"PEFT: {peer_words}; Reticent: {num_worlds} worlds in a pass, as a build does",
+        notes=f"PEFT: {peer_words}; Reticent: {num_worlds} worlds in a pass{fused}, as a build does",
         extra={"tokens_per_second": 1e3 / ours_ms, "peer_tokens_per_second": 1e3 / peer_ms},
     )
 
@@ -142,8 +142,19 @@ def _peer(
     return ways[fastest], f"{fastest}, the faster of two ways"
 
 
+def _train_through(
+    workspace: Workspace,
+    trainer: MultiWorldTrainer,
+    corpus: Corpus,
+    num_worlds: int,
+    after_step: Callable[[int], None] = lambda _: None,
+) -> TrainedWorlds:
+    never = Checkpoint(workspace.scratch / "none.checkpoint", float("inf"))
+    return trainer.train(corpus.schedule, slice(0, num_worlds), never, after_step, fuse=workspace.fuse)
+
+
 def _alternating(
-    trainer: MultiWorldTrainer, corpus: Corpus, peer: PeftWorld, num_worlds: int, checkpoint: Path
+    workspace: Workspace, trainer: MultiWorldTrainer, corpus: Corpus, peer: PeftWorld, num_worlds: int
 ) -> Paired:
     """(peer, ours) a step in turn; the first pair is a warm-up."""
     theirs: list[float] = []
@@ -156,7 +167,7 @@ def _alternating(
         theirs.append(elapsed_ms(lambda: peer.step(corpus.batch(len(ours) - 1))))
         began = time.perf_counter()
 
-    trainer.train(corpus.schedule, slice(0, num_worlds), Checkpoint(checkpoint, float("inf")), after_step)
+    _train_through(workspace, trainer, corpus, num_worlds, after_step)
     return Paired(tuple(theirs[1:]), tuple(ours[1:]))
 
 
@@ -166,8 +177,7 @@ def _check(workspace: Workspace, top: int | None) -> None:
     trainer = make_trainer(workspace, corpus.texts, top)
     trainer.trunk.compute(lambda _: None)
     initial = trainer.initial_adapters(2)
-    checkpoint = Checkpoint(workspace.scratch / "none.checkpoint", float("inf"))
-    trained: TrainedWorlds = trainer.train(corpus.schedule, slice(0, 2), checkpoint, lambda _: None)
+    trained = _train_through(workspace, trainer, corpus, 2)
     peer = PeftWorld(workspace, initial, workspace.dtype, autocast=True)
     loss = peer.step(corpus.batch(0))
     tolerance = _LOSS_TOLERANCE[workspace.dtype]

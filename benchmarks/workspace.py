@@ -11,6 +11,7 @@ from benchmarks import machine
 from reticent.ensemble.adapters import StackedAdapters, select_modules
 from reticent.ensemble.architecture import Architecture
 from reticent.ensemble.forward import BatchedDecoder, batched_decoder
+from reticent.ensemble.fused import can_compile
 from reticent.models import BaseModel, resolve_base_model
 
 _LAYERS_OF_REFERENCE = 30
@@ -102,6 +103,11 @@ class Workspace:
     def model(self) -> Any:
         """The base as `transformers` runs it: the peer, and the reference."""
         return self.base.load(self.dtype).to(self.device)
+
+    @cached_property
+    def fuse(self) -> bool:
+        """Whether training compiles its element-wise work, as a long build does."""
+        return not self.smoke and self.device.type == "cpu" and can_compile()
 
     @cached_property
     def exact_model(self) -> Any:

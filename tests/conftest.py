@@ -1,10 +1,10 @@
-"""What tests of several packages share: tiny random models of every family, and PostgreSQL where there is one."""
+"""What tests of several packages share: tiny random models, and PostgreSQL and a C++ compiler where there are some."""
 
 import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -12,6 +12,8 @@ import hypothesis
 import pytest
 import torch
 from tiny_models import build_tiny_model, save_tiny_model
+
+from reticent.ensemble.fused import can_compile
 
 torch.set_num_threads(1)
 # How fast the machine is never decides a test.
@@ -21,15 +23,26 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any-machine")
 
 
+def _skip(reason: str) -> NoReturn:
+    """Skip a test for what the machine lacks; in CI it fails."""
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def _compiler() -> None:
+    """A working C++ compiler; without one the test is skipped, in CI it fails."""
+    if not can_compile():
+        _skip("needs a C++ compiler, such as g++")
+
+
 @pytest.fixture
 def postgresql_url() -> Iterator[str]:
     """A URL of an empty PostgreSQL schema of this test's own; without a server the test is skipped, in CI it fails."""
     server = os.environ.get("RETICENT_TEST_DATABASE_URL")
     if not server:
-        reason = "needs PostgreSQL: run `scripts/with_postgresql.sh make test`, which sets RETICENT_TEST_DATABASE_URL"
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _skip("needs PostgreSQL: run `scripts/with_postgresql.sh make test`, which sets RETICENT_TEST_DATABASE_URL")
     import psycopg
 
     schema = f"test_{uuid.uuid4().hex}"

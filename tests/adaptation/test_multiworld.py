@@ -63,8 +63,10 @@ def world_schedule(members: NDArray[np.bool_] | None = None) -> Schedule:
     return make_schedule(members, TRAINING.batch_size, TRAINING.epochs, TRAINING.seed)
 
 
-def trained(trainer: MultiWorldTrainer, schedule: Schedule, worlds: slice, folder: Path) -> TrainedWorlds:
-    return trainer.train(schedule, worlds, Checkpoint(folder / "none.checkpoint"), lambda _: None)
+def trained(
+    trainer: MultiWorldTrainer, schedule: Schedule, worlds: slice, folder: Path, *, fuse: bool = False
+) -> TrainedWorlds:
+    return trainer.train(schedule, worlds, Checkpoint(folder / "none.checkpoint"), lambda _: None, fuse=fuse)
 
 
 class OneWorldAlone:
@@ -137,11 +139,17 @@ def test_training_together_equals_training_alone_in_the_other_families(family: s
     check_against_worlds_alone(family, LoraSettings(rank=2, target_modules=("all-linear",), num_top_layers=2), tmp_path)
 
 
-def check_against_worlds_alone(family: str, lora: LoraSettings, folder: Path) -> None:
+@pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("family", ["llama", "gptj"])
+def test_compiled_training_together_equals_training_alone(family: str, tmp_path: Path) -> None:
+    check_against_worlds_alone(family, LoraSettings(rank=2, num_top_layers=2), tmp_path, fuse=True)
+
+
+def check_against_worlds_alone(family: str, lora: LoraSettings, folder: Path, *, fuse: bool = False) -> None:
     texts, schedule = encoded(), world_schedule()
     trainer = make_trainer(family, lora, folder, texts)
     initial = trainer.initial_adapters(1)
-    together = trained(trainer, schedule, slice(0, NUM_WORLDS), folder)
+    together = trained(trainer, schedule, slice(0, NUM_WORLDS), folder, fuse=fuse)
     moved = 0.0
     for world in range(NUM_WORLDS):
         alone = OneWorldAlone(family, initial, TRAINING.learning_rate)

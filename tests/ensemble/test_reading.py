@@ -115,7 +115,7 @@ def test_mistral_is_read_up_to_its_sliding_window(window: int | None) -> None:
     tokens = torch.arange(length) * 37 % VOCABULARY
     positions = torch.arange(length)
     hidden = decoder.embed(tokens, positions)[None]
-    hidden = decoder.run_layers(hidden, range(decoder.num_layers), positions, decoder.causal_attention(1))
+    hidden = decoder.run_layers(hidden, range(decoder.num_layers), positions, decoder.attention_over)
     expected = model(input_ids=tokens[None], use_cache=False).logits[0]
     torch.testing.assert_close(decoder.logits(decoder.final_hidden(hidden))[0], expected, rtol=1e-4, atol=1e-4)
 

@@ -26,6 +26,7 @@ from reticent.adaptation.texts import EncodedTexts
 from reticent.adaptation.trunk import FrozenTrunk
 from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer, group_by_layer, select_modules
 from reticent.ensemble.forward import BatchedDecoder
+from reticent.ensemble.fused import fused_training
 
 _MAX_GRADIENT_NORM = 1.0
 _INIT_STREAM = 2
@@ -77,6 +78,8 @@ class MultiWorldTrainer:
         worlds: slice,
         checkpoint: Checkpoint,
         on_tokens: Callable[[int], None],
+        *,
+        fuse: bool = False,
     ) -> TrainedWorlds:
         """Train some worlds from the start, or from where the checkpoint stopped, to the last step.
 
@@ -86,6 +89,7 @@ class MultiWorldTrainer:
             checkpoint: where interrupted work is kept; saved when it is due.
             on_tokens: called after each step with the number of tokens trained on, and first with those of the steps
                 that the checkpoint holds.
+            fuse: whether to compile what stands between matrix products; see `fusing.chooses_to_fuse`.
         """
         num_worlds = len(range(*worlds.indices(schedule.members.shape[1])))
         device = self._decoder.architecture.device
@@ -102,7 +106,8 @@ class MultiWorldTrainer:
             if step % schedule.steps_per_epoch == 0:
                 totals.zero_()
             optimiser.param_groups[0]["lr"] = learning_rate_at(step, schedule.num_steps, self._training.learning_rate)
-            num_tokens = self._step(schedule.batch(step, worlds), adapters, optimiser, totals)
+            with fused_training(fuse):
+                num_tokens = self._step(schedule.batch(step, worlds), adapters, optimiser, totals)
             checkpoint.save_if_due(step + 1, parameters, optimiser, totals)
             on_tokens(num_tokens)
         for parameter in parameters:
@@ -119,13 +124,12 @@ class MultiWorldTrainer:
         # The last token of a text is only a target, so it needs no position of its own.
         num_positions = int(targets_GB.max())
         hidden_GND = self.trunk.gather(records_GB, num_positions)
-        positions_N = torch.arange(num_positions, device=architecture.device).repeat(records_GB.shape[1])
         working = adapters.to(architecture.dtype, architecture.device)
         hidden_GND = self._decoder.run_layers(
             hidden_GND,
             self._adapted,
-            positions_N,
-            self._decoder.causal_attention(records_GB.shape[1]),
+            torch.arange(num_positions, device=architecture.device),
+            self._decoder.attention_over,
             group_by_layer(architecture, working),
         )
         scored_GBT = np.arange(num_positions) < targets_GB[..., None]

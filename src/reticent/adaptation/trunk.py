@@ -94,7 +94,7 @@ class FrozenTrunk:
             self._decoder.embed(tokens, positions_T.expand_as(tokens)),
             range(self._num_blocks),
             positions_T,
-            self._decoder.causal_attention(1),
+            self._decoder.attention_over,
         )
         real = np.arange(num_positions) < lengths[:, None]
         self._states_ND[torch.from_numpy(index_BT[real])] = hidden_BTD[torch.from_numpy(real).to(device)].cpu()

@@ -12,6 +12,7 @@ from reticent.errors import InterruptedRunError, InvalidValueError
 from reticent.worlds.assignment import Assignment
 
 if TYPE_CHECKING:
+    from reticent.worlds.building import BuildRequest
     from reticent.worlds.manifest import Manifest
 
 app = typer.Typer(help="Overlapping worlds: one adapter each over one frozen base.")
@@ -68,14 +69,20 @@ def build(
     worlds_at_once: Annotated[
         int | None, typer.Option(help="Worlds trained in one batched pass; bounds memory. Chosen to fit unless given.")
     ] = None,
+    compile_: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile training's element-wise work, which needs a C++ compiler; by default where training is long.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted build.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Adapt the base on a private corpus as m overlapping worlds, all trained together, plus one on all records."""
     from reticent._settings import readable_settings
     from reticent.adaptation.settings import LoraSettings, TrainingSettings, worlds_that_fit
-    from reticent.cli.progress import WorkProgress
-    from reticent.worlds.building import BuildRequest, build_run
+    from reticent.worlds.building import BuildRequest
 
     values = PRESETS[preset]
     rank = values.rank if rank is None else rank
@@ -95,15 +102,9 @@ def build(
             dtype=dtype.value,
             worlds_at_once=worlds_at_once or worlds_that_fit(batch_size, max_tokens),
         )
-    request = BuildRequest(
-        corpus, model, out, worlds, lora, training, text_key, unit_key, limit, membership_seed, device, assignment
-    )
-    try:
-        with WorkProgress() as progress:
-            run = build_run(request, progress, resume=resume)
-    except KeyboardInterrupt:
-        raise InterruptedRunError(f"the same command with --resume goes on from here ({out})") from None
-    _print_manifest(out, run.manifest, as_json)
+    how = (text_key, unit_key, limit, membership_seed, device, assignment, compile_)
+    request = BuildRequest(corpus, model, out, worlds, lora, training, *how)
+    _print_manifest(out, _built(request, resume), as_json)
 
 
 @app.command("show")
@@ -167,6 +168,17 @@ def import_(
 
     run = import_worlds(folders, model, out, membership, full)
     _print_manifest(out, run.manifest, as_json)
+
+
+def _built(request: "BuildRequest", resume: bool) -> "Manifest":
+    from reticent.cli.progress import WorkProgress
+    from reticent.worlds.building import build_run
+
+    try:
+        with WorkProgress() as progress:
+            return build_run(request, progress, resume=resume).manifest
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"the same command with --resume goes on from here ({request.out})") from None
 
 
 def _top_layers(text: str) -> int | None:

@@ -1,9 +1,7 @@
-"""One transformer block for many rows, as two pure functions: what comes before attention, and what after.
+"""One transformer block for many rows, as pure functions: what comes before attention, and what after.
 
-They take tensors and records of tensors alone, so that a compiler can fuse each into few kernels and use the result for
-every block of the same shape.
-
-Shape suffixes: G rows, N tokens in a row, D hidden size, H heads, C head dimension, O output features.
+Shape suffixes: G rows, N tokens in a row, B texts of all rows, T tokens in a text, D hidden size, H heads, C head
+dimension, O output features.
 """
 
 from collections.abc import Sequence
@@ -12,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reticent.ensemble import fused
 from reticent.ensemble.architecture import Layer, QkvLayout
 from reticent.ensemble.batched import GroupAdapters, PackedAdapters, adapted_linear
 from reticent.ensemble.pointwise import gated_silu, rotate_pairs
@@ -31,14 +30,16 @@ class Heads:
     head_dim: int
     layout: QkvLayout
 
-    def split(self, qkv_GNO: Tensor, rotation: "Rotation | None") -> tuple[Tensor, Tensor, Tensor]:
-        """[G, N, O] -> query [G, N, H, C], key and value [G, N, H_kv, C]; query and key are rotated."""
-        shape = qkv_GNO.shape[:-1]
+    def split(self, qkv_BTO: Tensor, rotation: "Rotation | None") -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, O] -> query [B, T, H, C], key and value [B, T, H_kv, C]; query and key are rotated."""
+        if fused.is_fusing():
+            return self._split_fused(qkv_BTO, rotation)
+        shape = qkv_BTO.shape[:-1]
         if self.layout is QkvLayout.PER_HEAD:
-            query, key, value = qkv_GNO.view(*shape, self.num_heads, 3, self.head_dim).unbind(-2)
+            query, key, value = qkv_BTO.view(*shape, self.num_heads, 3, self.head_dim).unbind(-2)
             return (query, key, value) if rotation is None else (rotation(query), rotation(key), value)
         sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        heads = qkv_GNO.view(*shape, sum(sizes), self.head_dim)
+        heads = qkv_BTO.view(*shape, sum(sizes), self.head_dim)
         if rotation is None:
             query, key, value = torch.split(heads, sizes, dim=-2)
             return query, key, value
@@ -47,15 +48,25 @@ class Heads:
         query, key = torch.split(rotation(to_rotate), sizes[:2], dim=-2)
         return query, key, value
 
+    def _split_fused(self, qkv_BTO: Tensor, rotation: "Rotation | None") -> tuple[Tensor, Tensor, Tensor]:
+        return fused.split_heads(
+            qkv_BTO,
+            None if rotation is None else rotation.cos,
+            None if rotation is None else rotation.signed_sin,
+            sizes=(self.num_heads, self.num_kv_heads, self.num_kv_heads),
+            per_head=self.layout is QkvLayout.PER_HEAD,
+            interleaved=rotation is not None and rotation.interleaved,
+        )
+
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotary position embedding at the positions of the N tokens (arXiv 2104.09864).
+    """Rotary position embedding at the positions of the T tokens (arXiv 2104.09864).
 
     A pair (a, b) of dimensions becomes (a cos − b sin, b cos + a sin); see `pointwise.rotate_pairs`.
 
     Attributes:
-        cos: [N, 1, R]; signed_sin: [N, 1, R], negative at the first of each pair.
+        cos: [T, 1, R]; signed_sin: [T, 1, R], negative at the first of each pair.
         interleaved: pairs are (0, 1), (2, 3), …; otherwise (0, R/2), (1, R/2 + 1), ….
     """
 
@@ -63,21 +74,18 @@ class Rotation:
     signed_sin: Tensor
     interleaved: bool
 
-    def __call__(self, x_GNHC: Tensor) -> Tensor:
+    def __call__(self, x_BTHC: Tensor) -> Tensor:
         """Rotate the first R of C dimensions."""
         size = self.cos.shape[-1]
-        rotated, passed = x_GNHC[..., :size], x_GNHC[..., size:]
+        rotated, passed = x_BTHC[..., :size], x_BTHC[..., size:]
         rotated = rotate_pairs(rotated, self.cos, self.signed_sin, interleaved=self.interleaved)
         return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
 
 
-def before_attention(
-    x_GND: Tensor, layer: Layer, heads: Heads, rotation: Rotation | None, adapters: LayerAdapters, skip: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normalise and project: the normalised input [G, N, D], query [G, N, H, C], key and value [G, N, H_kv, C]."""
+def before_attention(x_GND: Tensor, layer: Layer, adapters: LayerAdapters, skip: int) -> tuple[Tensor, Tensor]:
+    """Normalise and project: the normalised input [G, N, D], and queries, keys and values side by side [G, N, O]."""
     normed = layer.attention_norm(x_GND)
-    query, key, value = heads.split(adapted_linear(normed, layer.qkv, adapters[0], skip), rotation)
-    return normed, query, key, value
+    return normed, adapted_linear(normed, layer.qkv, adapters[0], skip)
 
 
 def after_attention(

@@ -4,8 +4,8 @@
 The same code reads prompts, decodes and trains: what differs is how attention reaches earlier tokens, which is passed
 in as a function.
 
-Shape suffixes: G rows (the public row, if any, and one a world), N tokens in a row, D hidden size, H heads, C head
-dimension, T positions, K candidates.
+Shape suffixes: G rows (the public row, if any, and one a world), N tokens in a row, T tokens in a text, D hidden size,
+H heads, C head dimension, K candidates.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from reticent.ensemble.reading import SUPPORTED_FAMILIES, read_architecture
 from reticent.errors import ModelError
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer index, query [G, N, H, C], key, value [G, N, H_kv, C]) -> [G, N, H, C]."""
+"""(layer index, query [B, T, H, C], key, value [B, T, H_kv, C]) -> [B, T, H, C], for the B texts of all rows."""
 
 
 class BatchedDecoder:
@@ -54,7 +54,7 @@ class BatchedDecoder:
         self,
         hidden_GND: Tensor,
         layers: range,
-        positions_N: Tensor,
+        positions_T: Tensor,
         attend: Attend,
         adapters: Sequence[LayerAdapters] | None = None,
         skip: int = 0,
@@ -62,20 +62,22 @@ class BatchedDecoder:
         """Run a range of blocks.
 
         Args:
-            hidden_GND: [G, N, D]; one row may stand for G equal rows until the first adapter tells them apart.
+            hidden_GND: [G, N, D]; the N tokens of a row are one text or several of equal length, side by side. One row
+                may stand for G equal rows until the first adapter tells them apart.
             layers: which blocks.
-            positions_N: the position of each of the N tokens, the same in every row; int64[N].
+            positions_T: the position of each token of a text, the same for all texts; int64[T].
             attend: how queries reach keys and values.
             adapters: for each block of `layers` its adapters, or None for the bare base.
             skip: leading rows without an adapter.
         """
-        rotation = self._rotation_at(positions_N)
+        rotation = self._rotation_at(positions_T)
         for offset, index in enumerate(layers):
             layer = self.architecture.layers[index]
             its_adapters = NO_ADAPTERS if adapters is None else adapters[offset]
-            normed, *qkv = before_attention(hidden_GND, layer, self._heads, rotation, its_adapters, skip)
-            mixed = attend(index, *qkv).flatten(2)
-            hidden_GND = after_attention(hidden_GND, normed, mixed, layer, its_adapters, skip)
+            normed, qkv_GNO = before_attention(hidden_GND, layer, its_adapters, skip)
+            qkv = self._heads.split(qkv_GNO.view(-1, len(positions_T), qkv_GNO.shape[2]), rotation)
+            mixed_GNO = attend(index, *qkv).reshape(*qkv_GNO.shape[:2], -1)
+            hidden_GND = after_attention(hidden_GND, normed, mixed_GNO, layer, its_adapters, skip)
         return hidden_GND
 
     def final_hidden(self, hidden: Tensor) -> Tensor:
@@ -93,36 +95,23 @@ class BatchedDecoder:
         bias = None if architecture.head_bias_V is None else architecture.head_bias_V[candidates_K].float()
         return functional.linear(final_hidden.float(), architecture.head_VD[candidates_K].float(), bias)
 
-    def causal_attention(self, batch: int) -> Attend:
-        """Attention within whole texts: the N tokens of a row are `batch` texts of equal length, none cached.
+    def attention_over(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """`attention.causal_attention` with the scale and the biases of a block; an `Attend` for whole texts.
 
         Texts padded on the right need no mask: no real token comes after a padding token.
         """
-
-        def attend(_layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return self.attention_over(_layer, *(_by_text(t, batch) for t in (query, key, value))).reshape(query.shape)
-
-        return attend
-
-    def attention_over(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`attention.causal_attention` with the scale and the biases of a block."""
         architecture = self.architecture
         return causal_attention(
             query, key, value, architecture.layers[layer].attention_scale, architecture.alibi_slopes_H
         )
 
-    def _rotation_at(self, positions_N: Tensor) -> Rotation | None:
+    def _rotation_at(self, positions_T: Tensor) -> Rotation | None:
         rotary = self.architecture.rotary
         if rotary is None:
             return None
         return Rotation(
-            rotary.cos_PR[positions_N][:, None], rotary.signed_sin_PR[positions_N][:, None], rotary.interleaved
+            rotary.cos_PR[positions_T][:, None], rotary.signed_sin_PR[positions_T][:, None], rotary.interleaved
         )
-
-
-def _by_text(x: Tensor, batch: int) -> Tensor:
-    """[G, batch · T, …] -> [G · batch, T, …]."""
-    return x.reshape(x.shape[0] * batch, -1, *x.shape[2:])
 
 
 @torch.no_grad()
@@ -143,7 +132,7 @@ def batched_decoder(model: Any) -> BatchedDecoder:
     expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
     positions = torch.arange(length, device=architecture.device)
     hidden = decoder.run_layers(
-        decoder.embed(tokens, positions)[None], range(decoder.num_layers), positions, decoder.causal_attention(1)
+        decoder.embed(tokens, positions)[None], range(decoder.num_layers), positions, decoder.attention_over
     )
     computed = decoder.logits(decoder.final_hidden(hidden))[0]
     error = (computed - expected).norm() / expected.norm()

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from reticent.ensemble import fused
+
 
 def rms_norm(x: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
     """Divide each row by its root mean square and multiply by the weight (arXiv 1910.07467, equation 4)."""
@@ -19,6 +21,8 @@ def rms_norm(x: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         return wide.to(x.dtype) if weight_D is None else wide.mul_(weight_D).to(x.dtype)
+    if fused.is_fusing():
+        return fused.rms_norm(x, weight_D, eps)
     result: Tensor = _RmsNorm.apply(x, weight_D, eps)  # type: ignore[no-untyped-call]
     return result
 
@@ -28,6 +32,8 @@ def gated_silu(gate_and_up: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         gate, up = gate_and_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
+    if fused.is_fusing():
+        return fused.gated_silu(gate_and_up)
     result: Tensor = _GatedSilu.apply(gate_and_up)  # type: ignore[no-untyped-call]
     return result
 

@@ -187,7 +187,7 @@ class _Rows:
 
     def final_hidden(self, embedded_1ND: Tensor, positions_N: Tensor, *, with_public: bool) -> Tensor:
         """Final hidden states of the public row, where wanted, and then of each adapter: [G, N, D]."""
-        attend = self._decoder.causal_attention(1)
+        attend = self._decoder.attention_over
         trunk_1ND = self._decoder.run_layers(embedded_1ND, range(self._lowest), positions_N, attend)
         adapted = range(self._lowest, self._decoder.num_layers)
         rows_at_once = max(1, _TOKENS_AT_ONCE // len(positions_N))

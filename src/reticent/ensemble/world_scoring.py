@@ -146,18 +146,15 @@ class WorldScorer:
     def _final_hidden(self, batch: "_TextBatch", worlds: slice) -> Iterator[tuple[slice, Tensor]]:
         """Some worlds at a time, their final hidden states at the scored rows, [G, S, D]."""
         decoder = self._decoder
-        num_texts, num_positions = batch.tokens_BT.shape
-        positions_T = torch.arange(num_positions, device=batch.tokens_BT.device)
-        positions_N = positions_T.repeat(num_texts)
+        positions_T = torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)
         embedded = decoder.embed(batch.tokens_BT, positions_T.expand_as(batch.tokens_BT)).flatten(0, 1)[None]
-        attend = decoder.causal_attention(num_texts)
-        trunk_1ND = decoder.run_layers(embedded, range(self._lowest), positions_N, attend)
+        trunk_1ND = decoder.run_layers(embedded, range(self._lowest), positions_T, decoder.attention_over)
         adapted = range(self._lowest, decoder.num_layers)
-        at_once = max(1, _ROW_TOKENS // len(positions_N))
+        at_once = max(1, _ROW_TOKENS // batch.tokens_BT.numel())
         for start in range(worlds.start, worlds.stop, at_once):
             rows = slice(start, min(start + at_once, worlds.stop))
             some = [[group and group.rows(rows) for group in layer] for layer in self._layers]
-            hidden_GND = decoder.run_layers(trunk_1ND, adapted, positions_N, attend, some)
+            hidden_GND = decoder.run_layers(trunk_1ND, adapted, positions_T, decoder.attention_over, some)
             yield rows, decoder.final_hidden(hidden_GND[:, batch.scored_N])
 
     def _log_probabilities(self, scored_GSD: Tensor, targets_S: Tensor) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent._work_folder import WorkFolder
 from reticent.adaptation.checkpoint import Checkpoint
+from reticent.adaptation.fusing import chooses_to_fuse
 from reticent.adaptation.multiworld import MultiWorldTrainer, TrainedWorlds
 from reticent.adaptation.schedule import Schedule, make_schedule
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
@@ -56,6 +57,7 @@ class BuildRequest:
         lora, training: what each adapter is and how it is trained.
         device: where to train.
         assignment: overlapping worlds, or disjoint shards.
+        compile: whether to compile training's element-wise work; None to do it where training is long.
     """
 
     corpus: Path
@@ -70,6 +72,7 @@ class BuildRequest:
     membership_seed: int = 0
     device: str = "cpu"
     assignment: Assignment = Assignment.OVERLAPPING
+    compile: bool | None = None
 
 
 def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False) -> RunDirectory:
@@ -111,6 +114,7 @@ class _Build:
         self._request = request
         self._progress = progress
         self._base = base
+        self._decoder = decoder
         self._texts = texts
         self._membership = Membership(
             assigned(request.assignment, units.num_units, request.num_worlds, request.membership_seed),
@@ -130,18 +134,22 @@ class _Build:
         self._base_record = BaseRecord.of(base, decoder.architecture.class_name)
         self._folder = _folder(request)
         self._work = self._folder.working_files
+        self._fuse = False
         self._trainer = MultiWorldTrainer(decoder, texts, request.lora, request.training, self._work / "trunk.scratch")
 
     def run(self) -> RunDirectory:
         if self._folder.is_finished:
             return self._already_finished()
-        self._folder.begin(self._identity())
         worlds_schedule = self._schedule(self._membership.record_members)
         full_schedule = self._schedule(np.ones((len(self._texts), 1), dtype=np.bool_))
+        num_targets = self._num_targets(worlds_schedule) + self._num_targets(full_schedule)
+        request, architecture = self._request, self._decoder.architecture
+        self._fuse = chooses_to_fuse(request.compile, architecture, request.lora, num_targets, self._progress)
+        self._folder.begin(self._identity())
         groups = self._groups()
         self._progress.begin("lower layers", len(self._texts.tokens))
         self._trainer.trunk.compute(self._progress.advance)
-        self._progress.begin("adapters", self._num_targets(worlds_schedule) + self._num_targets(full_schedule))
+        self._progress.begin("adapters", num_targets)
         parts = [self._train(f"worlds-{group.start:05d}", worlds_schedule, group) for group in groups]
         full = self._train("full", full_schedule, slice(0, 1))
         write_membership(self._request.out / MEMBERSHIP_NAME, self._membership)
@@ -200,7 +208,9 @@ class _Build:
             self._progress.advance(self._num_targets(schedule, worlds))
             return read_adapters(finished, self._request.lora.alpha)
         checkpoint = Checkpoint(self._work / f"{name}.checkpoint")
-        trained: TrainedWorlds = self._trainer.train(schedule, worlds, checkpoint, self._progress.advance)
+        trained: TrainedWorlds = self._trainer.train(
+            schedule, worlds, checkpoint, self._progress.advance, fuse=self._fuse
+        )
         write_adapters(finished, trained.adapters)
         checkpoint.path.unlink(missing_ok=True)
         return trained.adapters

@@ -1,0 +1,101 @@
+"""The formulas given to the compiler against the ready-made operations, in both directions.
+
+They run as plain Python here, in float64. `test_multiworld.py` trains with what the compiler makes of them.
+"""
+
+import pytest
+import torch
+
+from reticent.ensemble import fused
+from reticent.ensemble.architecture import QkvLayout
+from reticent.ensemble.block import Heads, Rotation
+from reticent.ensemble.pointwise import gated_silu, rms_norm
+
+
+@pytest.fixture(autouse=True)
+def _as_plain_python(monkeypatch):
+    monkeypatch.setattr(fused, "_compiled", lambda function: function)
+
+
+def normal(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_equal_in_both_directions(compute, x):
+    """`compute` with and without fusing: outputs, and gradients of a random weighting of them."""
+    results = []
+    for on in (False, True):
+        leaf = x.clone().requires_grad_()
+        with fused.fused_training(on):
+            outputs = compute(leaf)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        weights = [normal(*output.shape, seed=9) for output in outputs]
+        sum((output * weight).sum() for output, weight in zip(outputs, weights, strict=True)).backward()
+        results.append([*outputs, leaf.grad])
+    for plain, compiled in zip(*results, strict=True):
+        assert plain.dtype == compiled.dtype
+        torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("weight", [None, normal(7, seed=1)])
+def test_rms_norm(weight):
+    assert_equal_in_both_directions(lambda x: rms_norm(x, weight, 1e-2), normal(3, 2, 7))
+
+
+def test_gated_silu():
+    assert_equal_in_both_directions(gated_silu, 4 * normal(3, 2, 10))
+
+
+def test_gated_silu_far_out_is_the_identity_or_zero():
+    x = torch.tensor([[-1e4, 1e4, 3.0, 3.0]], dtype=torch.float32, requires_grad=True)
+    with fused.fused_training(on=True):
+        y = gated_silu(x)
+    y.sum().backward()
+    assert y.tolist() == [[0.0, 3e4]]
+    assert x.grad.tolist() == [[0.0, 3.0, 0.0, 1e4]]
+
+
+@pytest.mark.parametrize("size", [6, 4], ids=["all-dimensions", "some-dimensions"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "kv_heads"), [(QkvLayout.BLOCKS, 4), (QkvLayout.BLOCKS, 2), (QkvLayout.PER_HEAD, 4)]
+)
+def test_heads_with_rotation(layout, kv_heads, interleaved, size):
+    angle = normal(5, 1, size // 2, seed=1)
+    cos, sin = torch.stack((angle.cos(), angle.cos()), -1), torch.stack((-angle.sin(), angle.sin()), -1)
+    cos, sin = ((t if interleaved else t.mT).flatten(-2) for t in (cos, sin))
+    heads, rotation = Heads(4, kv_heads, 6, layout), Rotation(cos, sin, interleaved)
+    x = normal(3, 5, (4 + 2 * kv_heads) * 6)
+    assert_equal_in_both_directions(lambda x: heads.split(x, rotation), x)
+
+
+@pytest.mark.parametrize("layout", list(QkvLayout))
+def test_heads_without_rotation(layout):
+    heads = Heads(4, 4, 6, layout)
+    assert_equal_in_both_directions(lambda x: heads.split(x, None), normal(3, 5, 12 * 6))
+
+
+def test_positions_of_a_head_lie_side_by_side():
+    with fused.fused_training(on=True):
+        for part in Heads(4, 2, 6, QkvLayout.BLOCKS).split(normal(3, 5, 8 * 6), None):
+            assert part.transpose(1, 2).is_contiguous()
+
+
+def test_half_precision_is_rounded_once():
+    x = normal(4, 64, dtype=torch.bfloat16).requires_grad_()
+    with fused.fused_training(on=True):
+        y = rms_norm(x, None, 1e-5)
+    exact = rms_norm(x.detach().double(), None, 1e-5)
+    assert y.dtype == torch.bfloat16
+    assert ((y.double() - exact).abs() <= 2.0**-8 * exact.abs()).all()
+
+
+def test_fusing_ends_with_its_context():
+    def fail():
+        with fused.fused_training(on=True):
+            assert fused.is_fusing()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not fused.is_fusing()
