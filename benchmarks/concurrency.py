@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from benchmarks import limits, parity
 from benchmarks.decoding import check_engine, start_of
 from benchmarks.rows import Benchmark, Measured
@@ -69,7 +67,9 @@ def _check_together(workspace: Workspace, engine: Engine, adapters: StackedAdapt
 def curve(workspace: Workspace, on_points: Callable[[list[dict[str, object]]], None]) -> None:
     """Milliseconds of a step for worlds × requests × contexts; combinations beyond 16 GiB of caches are skipped.
 
-    Calls `on_points` with all points so far whenever a context's requests are measured.
+    Steps of several requests alternate with steps of another one alone, which they are compared with: a point takes
+    minutes to set up, and in that time a shared machine changes. Calls `on_points` with all points so far whenever a
+    context's requests are measured.
     """
     points: list[dict[str, object]] = []
     sizes = workspace.sizes
@@ -81,28 +81,32 @@ def curve(workspace: Workspace, on_points: Callable[[list[dict[str, object]]], N
             for requests in sizes.curve_requests:
                 point: dict[str, object] = {"worlds": num_worlds, "requests": requests, "context": length}
                 points.append(point)
-                if per_request * requests > _MOST_CACHE_BYTES:
-                    gib = per_request * requests / 2**30
-                    point["skipped"] = f"the caches alone would take {gib:.1f} GiB, the limit here is 16 GiB"
+                num_contexts = requests + (requests > 1)
+                if per_request * num_contexts > _MOST_CACHE_BYTES:
+                    gib = per_request * num_contexts / 2**30
+                    point["skipped"] = f"caches, with one alone beside, would take {gib:.1f} GiB; the limit is 16"
                     continue
                 # Steps lengthen a context by one token each: as many as there is room for, from just below.
                 start = max(2, length - sizes.curve_steps)
-                opened += [engine.open(workspace.prompt(start, n)) for n in range(len(opened), requests)]
-                active = Requests(engine, opened[:requests], sizes.num_candidates)
-                step_ms = median_ms(active.step, sizes.curve_steps, workspace.device)
-                point |= {"step_ms": step_ms, "tokens_per_second": 1e3 * requests / step_ms}
-                point["us_per_world_and_request"] = 1e3 * step_ms / (num_worlds * requests)
-            _note_growth(points)
+                opened += [engine.open(workspace.prompt(start, n)) for n in range(len(opened), num_contexts)]
+                point |= _point(workspace, engine, opened[:num_contexts])
             on_points(points)
 
 
-def _note_growth(points: list[dict[str, object]]) -> None:
-    """Relative to one request of the same worlds and context: at most the number of requests if growth is linear."""
-    alone = {(p["worlds"], p["context"]): p["step_ms"] for p in points if p["requests"] == 1 and "step_ms" in p}
-    for point in points:
-        single = alone.get((point["worlds"], point["context"]))
-        if single is not None and "step_ms" in point:
-            point["times_one_request"] = float(np.divide(point["step_ms"], single))  # type: ignore[call-overload]
+def _point(workspace: Workspace, engine: Engine, contexts: list[EngineContext]) -> dict[str, object]:
+    """A step of one request, or of all but the first, which steps alone in between.
+
+    `times_one_request` is at most their number if the cost grows no faster than linearly.
+    """
+    sizes = workspace.sizes
+    alone = Requests(engine, contexts[:1], sizes.num_candidates)
+    if len(contexts) == 1:
+        step_ms, times, requests = median_ms(alone.step, sizes.curve_steps, workspace.device), 1.0, 1
+    else:
+        together = Requests(engine, contexts[1:], sizes.num_candidates)
+        pairs = interleaved(together.step, alone.step, sizes.curve_steps, device=workspace.device)
+        step_ms, times, requests = pairs.centres_ms[0], pairs.ratio, len(contexts) - 1
+    return {"step_ms": step_ms, "tokens_per_second": 1e3 * requests / step_ms, "times_one_request": times}
 
 
 BENCHMARKS = (

@@ -9,8 +9,8 @@ from reticent.ensemble.fused import can_compile
 from reticent.errors import InvalidValueError
 from reticent.protocols import Progress
 
-_FLOP_WORTH_COMPILING = 2.5e14
-"""For each thread: about a quarter of an hour. Compiling takes a minute and saves a tenth of the time."""
+_FLOP_WORTH_COMPILING = 1.25e14
+"""For each thread: about ten minutes. Compiling takes a minute and saves more than that."""
 
 
 def chooses_to_fuse(
