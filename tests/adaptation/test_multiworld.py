@@ -233,6 +233,15 @@ def test_worlds_start_alike_and_as_public_as_the_seed(tmp_path: Path) -> None:
         assert float(down[0].std()) == pytest.approx((3 * down.shape[2]) ** -0.5, rel=0.15)
 
 
+def test_operations_are_four_for_each_weight_from_the_lowest_adapted_block_up(tmp_path: Path) -> None:
+    model = build_tiny_model("llama")
+    block = sum(p.numel() for p in model.model.layers[0].parameters() if p.ndim == 2)
+    head, num_layers = model.lm_head.weight.numel(), len(model.model.layers)
+    whole = make_trainer("llama", LoraSettings(rank=2), tmp_path)
+    assert whole.flop_per_token == 4 * (num_layers * block + head)
+    assert make_trainer("llama", ATTENTION_TOP2, tmp_path).flop_per_token == 4 * (2 * block + head)
+
+
 def test_adapters_come_in_the_type_of_the_base(tmp_path: Path) -> None:
     training = TRAINING.model_copy(update={"dtype": "bfloat16"})
     lower = trained(
@@ -286,9 +295,18 @@ class StoppedError(Exception):
 
 @pytest.mark.parametrize("stop_after", [1, 4, 11])
 def test_stopped_after_any_step_training_resumes_to_the_same_bits(stop_after: int, tmp_path: Path) -> None:
+    check_resuming(stop_after, tmp_path)
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_compiled_training_resumes_to_the_same_bits_though_other_lengths_come_first(tmp_path: Path) -> None:
+    check_resuming(4, tmp_path, fuse=True)
+
+
+def check_resuming(stop_after: int, tmp_path: Path, *, fuse: bool = False) -> None:
     trainer, schedule = make_trainer("llama", ATTENTION_TOP2, tmp_path), world_schedule()
     assert stop_after < schedule.num_steps
-    whole = trained(trainer, schedule, slice(0, 2), tmp_path)
+    whole = trained(trainer, schedule, slice(0, 2), tmp_path, fuse=fuse)
     steps = 0
 
     def count_and_stop(_: int) -> None:
@@ -299,8 +317,10 @@ def test_stopped_after_any_step_training_resumes_to_the_same_bits(stop_after: in
 
     path = tmp_path / "group.checkpoint"
     with pytest.raises(StoppedError):
-        trainer.train(schedule, slice(0, 2), Checkpoint(path, seconds_between_saves=0), count_and_stop)
-    resumed = trainer.train(schedule, slice(0, 2), Checkpoint(path), lambda _: None)
+        trainer.train(schedule, slice(0, 2), Checkpoint(path, seconds_between_saves=0), count_and_stop, fuse=fuse)
+    # As a new process would, compile for what comes now.
+    torch.compiler.reset()
+    resumed = trainer.train(schedule, slice(0, 2), Checkpoint(path), lambda _: None, fuse=fuse)
     for name in whole.adapters.down:
         assert torch.equal(resumed.adapters.down[name], whole.adapters.down[name])
         assert torch.equal(resumed.adapters.up[name], whole.adapters.up[name])

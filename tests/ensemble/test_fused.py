@@ -3,6 +3,8 @@
 They run as plain Python here, in float64. `test_multiworld.py` trains with what the compiler makes of them.
 """
 
+import os
+
 import pytest
 import torch
 
@@ -99,3 +101,16 @@ def test_fusing_ends_with_its_context():
     with pytest.raises(ZeroDivisionError):
         fail()
     assert not fused.is_fusing()
+
+
+def test_compiled_code_is_kept_where_no_other_user_can_write(monkeypatch, tmp_path):
+    monkeypatch.undo()  # the real `_compiled`
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fused._compiled.__wrapped__(abs)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / ".cache" / "reticent" / "compiled")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    fused._compiled.__wrapped__(abs)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"

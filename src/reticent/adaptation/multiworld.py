@@ -61,6 +61,13 @@ class MultiWorldTrainer:
         self._adapted = range(lowest, decoder.num_layers)
         self.trunk = FrozenTrunk(decoder, texts, lowest, scratch)
 
+    @property
+    def flop_per_token(self) -> int:
+        """Floating-point operations of the frozen products for one token: each weight twice forward and twice back."""
+        architecture = self._decoder.architecture
+        weights = [group.weight_OI for index in self._adapted for group in architecture.layers[index].groups]
+        return 4 * sum(weight.numel() for weight in (*weights, architecture.head_VD))
+
     def initial_adapters(self, num_worlds: int) -> StackedAdapters:
         """Equal adapters for all worlds: A uniform in ±1/√I as PEFT draws it, from the public seed; B zero."""
         generator = torch.Generator().manual_seed(_INIT_STREAM + 1000 * self._training.seed)

@@ -53,9 +53,11 @@ class Heads:
             qkv_BTO,
             None if rotation is None else rotation.cos,
             None if rotation is None else rotation.signed_sin,
-            sizes=(self.num_heads, self.num_kv_heads, self.num_kv_heads),
-            per_head=self.layout is QkvLayout.PER_HEAD,
-            interleaved=rotation is not None and rotation.interleaved,
+            fused.HeadLayout(
+                sizes=(self.num_heads, self.num_kv_heads, self.num_kv_heads),
+                per_head=self.layout is QkvLayout.PER_HEAD,
+                interleaved=rotation is not None and rotation.interleaved,
+            ),
         )
 
 

@@ -3,7 +3,8 @@
 On a processor the element-wise work of a training step takes half as long as its products when every operation reads
 and writes whole tensors. Here the same formulas are given to `torch.compile`, which derives their backward passes and
 fuses them. That needs a C++ compiler and about a minute the first time, so `fused_training` switches it on for
-trainings that are long enough; everything else runs the ready-made operations of `pointwise` and `block`.
+trainings that are long enough; everything else runs the ready-made operations of `pointwise` and `block`. Compiled code
+is kept in the user's own cache folder: where torch would put it, any user of the machine could leave code to be run.
 
 All is computed in float32 (float64 of float64) and rounded once, so results differ from theirs by rounding.
 
@@ -11,11 +12,13 @@ Shape suffixes: R rows, D hidden size, B texts, T tokens in a text, O outputs, H
 dimension.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,14 +27,28 @@ from torch.nn import functional
 _fusing: ContextVar[bool] = ContextVar("fusing", default=False)
 
 
+class HeadLayout(NamedTuple):
+    """How heads stand in what the query, key and value projections made.
+
+    Attributes:
+        sizes: the number of query, key and value heads.
+        per_head: whether each head's query, key and value stand together, in place of all queries first.
+        interleaved: see `block.Rotation`.
+    """
+
+    sizes: tuple[int, int, int]
+    per_head: bool
+    interleaved: bool
+
+
 def is_fusing() -> bool:
-    """Whether `fused_training` is in force."""
-    return _fusing.get()
+    """Whether `fused_training` is in force and gradients are wanted."""
+    return _fusing.get() and torch.is_grad_enabled()
 
 
 @contextmanager
 def fused_training(on: bool) -> Iterator[None]:
-    """Within it blocks are computed by the compiled formulas, if `on`."""
+    """Within it blocks whose gradients are wanted are computed by the compiled formulas, if `on`."""
     token = _fusing.set(on)
     try:
         yield
@@ -63,13 +80,7 @@ def gated_silu(gate_and_up: Tensor) -> Tensor:
 
 
 def split_heads(
-    qkv_BTO: Tensor,
-    cos: Tensor | None,
-    signed_sin: Tensor | None,
-    *,
-    sizes: tuple[int, int, int],
-    per_head: bool,
-    interleaved: bool,
+    qkv_BTO: Tensor, cos: Tensor | None, signed_sin: Tensor | None, layout: HeadLayout
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `block.Heads.split`; the positions of a head lie side by side in memory, as attention's products take them.
 
@@ -77,9 +88,7 @@ def split_heads(
         qkv_BTO: what the query, key and value projections made of each text.
         cos: [T, 1, R], see `block.Rotation`; None where nothing is rotated.
         signed_sin: likewise.
-        sizes: the number of query, key and value heads.
-        per_head: whether each head's query, key and value stand together, in place of all queries first.
-        interleaved: see `block.Rotation`.
+        layout: where the heads are.
 
     Returns:
         Query [B, T, H, C], key and value [B, T, K, C].
@@ -87,12 +96,15 @@ def split_heads(
     qkv_BTO = _of_any_length(qkv_BTO, 0, 1)
     if cos is not None and signed_sin is not None:
         cos, signed_sin = _of_any_length(cos, 0), _of_any_length(signed_sin, 0)
-    query, key, value = _compiled(_split_heads)(qkv_BTO, cos, signed_sin, sizes, per_head, interleaved)
+    query, key, value = _compiled(_split_heads)(qkv_BTO, cos, signed_sin, layout)
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(home / "reticent" / "compiled")
     return torch.compile(function)
 
 
@@ -129,20 +141,15 @@ def _gated_silu(gate_and_up_RO: Tensor) -> Tensor:
 
 
 def _split_heads(
-    qkv_BTO: Tensor,
-    cos: Tensor | None,
-    signed_sin: Tensor | None,
-    sizes: tuple[int, int, int],
-    per_head: bool,
-    interleaved: bool,
+    qkv_BTO: Tensor, cos: Tensor | None, signed_sin: Tensor | None, layout: HeadLayout
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if per_head:
-        query, key, value = _parted(qkv_BTO, (sizes[0], 3, -1)).unbind(-2)
+    if layout.per_head:
+        query, key, value = _parted(qkv_BTO, (layout.sizes[0], 3, -1)).unbind(-2)
     else:
-        query, key, value = torch.split(_parted(qkv_BTO, (sum(sizes), -1)), list(sizes), dim=-2)
+        query, key, value = torch.split(_parted(qkv_BTO, (sum(layout.sizes), -1)), list(layout.sizes), dim=-2)
     if cos is not None and signed_sin is not None:
-        query = _rotated(query, cos, signed_sin, interleaved)
-        key = _rotated(key, cos, signed_sin, interleaved)
+        query = _rotated(query, cos, signed_sin, layout.interleaved)
+        key = _rotated(key, cos, signed_sin, layout.interleaved)
     return query.transpose(1, 2).contiguous(), key.transpose(1, 2).contiguous(), value.transpose(1, 2).contiguous()
 
 

@@ -114,7 +114,6 @@ class _Build:
         self._request = request
         self._progress = progress
         self._base = base
-        self._decoder = decoder
         self._texts = texts
         self._membership = Membership(
             assigned(request.assignment, units.num_units, request.num_worlds, request.membership_seed),
@@ -134,7 +133,6 @@ class _Build:
         self._base_record = BaseRecord.of(base, decoder.architecture.class_name)
         self._folder = _folder(request)
         self._work = self._folder.working_files
-        self._fuse = False
         self._trainer = MultiWorldTrainer(decoder, texts, request.lora, request.training, self._work / "trunk.scratch")
 
     def run(self) -> RunDirectory:
@@ -143,15 +141,15 @@ class _Build:
         worlds_schedule = self._schedule(self._membership.record_members)
         full_schedule = self._schedule(np.ones((len(self._texts), 1), dtype=np.bool_))
         num_targets = self._num_targets(worlds_schedule) + self._num_targets(full_schedule)
-        request, architecture = self._request, self._decoder.architecture
-        self._fuse = chooses_to_fuse(request.compile, architecture, request.lora, num_targets, self._progress)
+        flop = num_targets * self._trainer.flop_per_token
+        fuse = chooses_to_fuse(self._request.compile, flop, usable_device(self._request.device), self._progress)
         self._folder.begin(self._identity())
         groups = self._groups()
         self._progress.begin("lower layers", len(self._texts.tokens))
         self._trainer.trunk.compute(self._progress.advance)
         self._progress.begin("adapters", num_targets)
-        parts = [self._train(f"worlds-{group.start:05d}", worlds_schedule, group) for group in groups]
-        full = self._train("full", full_schedule, slice(0, 1))
+        parts = [self._train(f"worlds-{group.start:05d}", worlds_schedule, group, fuse) for group in groups]
+        full = self._train("full", full_schedule, slice(0, 1), fuse)
         write_membership(self._request.out / MEMBERSHIP_NAME, self._membership)
         write_adapters(self._request.out / WORLDS_NAME, concatenated(parts))
         write_adapters(self._request.out / FULL_NAME, full)
@@ -201,16 +199,14 @@ class _Build:
         held = schedule.members[:, worlds].sum(1)
         return int(held @ (self._texts.lengths - 1)) * schedule.epochs
 
-    def _train(self, name: str, schedule: Schedule, worlds: slice) -> StackedAdapters:
+    def _train(self, name: str, schedule: Schedule, worlds: slice, fuse: bool) -> StackedAdapters:
         """The adapters of one group: read if an earlier run finished them, trained otherwise."""
         finished = self._work / f"{name}.safetensors"
         if finished.is_file():
             self._progress.advance(self._num_targets(schedule, worlds))
             return read_adapters(finished, self._request.lora.alpha)
         checkpoint = Checkpoint(self._work / f"{name}.checkpoint")
-        trained: TrainedWorlds = self._trainer.train(
-            schedule, worlds, checkpoint, self._progress.advance, fuse=self._fuse
-        )
+        trained: TrainedWorlds = self._trainer.train(schedule, worlds, checkpoint, self._progress.advance, fuse=fuse)
         write_adapters(finished, trained.adapters)
         checkpoint.path.unlink(missing_ok=True)
         return trained.adapters
