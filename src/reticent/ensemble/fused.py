@@ -22,7 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn import functional
+
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 _fusing: ContextVar[bool] = ContextVar("fusing", default=False)
 
@@ -102,9 +105,10 @@ def split_heads(
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    # Importing torch's compiler writes its default into the environment, where it looks like a user's choice.
+    if os.environ.get(_CACHE_VARIABLE, default_cache_dir()) == default_cache_dir():
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(home / "reticent" / "compiled")
+        os.environ[_CACHE_VARIABLE] = str(home / "reticent" / "compiled")
     return torch.compile(function)
 
 
