@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from reticent.ensemble.attention import causal_attention
+from reticent.ensemble.attention import attention_up_to, causal_attention
 from reticent.ensemble.pointwise import gated_silu, rms_norm, rotate_pairs
 
 
@@ -85,3 +85,11 @@ def test_attention_with_kept_weights_is_attention(num_queries, with_biases):
     with torch.no_grad():
         torch.testing.assert_close(causal_attention(query, key, value, 0.3, slopes), expected)
     assert torch.autograd.gradcheck(lambda q, k, v: causal_attention(q, k, v, 0.3, slopes), (query, key, value))
+
+
+@pytest.mark.parametrize("with_biases", [False, True])
+def test_attention_over_a_roomy_cache_sees_no_later_position(with_biases):
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64) if with_biases else None
+    query, key, value = normal(2, 1, 4, 5), normal(2, 6, 2, 5, seed=1), normal(2, 6, 2, 5, seed=2)
+    mixed = attention_up_to(torch.tensor([3]), query, key, value, 0.3, slopes)
+    torch.testing.assert_close(mixed, causal_attention(query, key[:, :4], value[:, :4], 0.3, slopes))

@@ -56,6 +56,9 @@ def attention_up_to(
 def _fused(
     query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor | None, *, is_causal: bool
 ) -> Tensor:
+    num_heads, num_groups = query_BQHC.shape[2], key_BTKC.shape[2]
+    if query_BQHC.shape[1] == 1 and num_groups < num_heads:
+        return _one_query(query_BQHC, key_BTKC, value_BTKC, scale, bias)
     return functional.scaled_dot_product_attention(
         query_BQHC.transpose(1, 2),
         key_BTKC.transpose(1, 2),
@@ -63,8 +66,23 @@ def _fused(
         attn_mask=bias,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=query_BQHC.shape[2] != key_BTKC.shape[2],
+        enable_gqa=num_groups < num_heads,
     ).transpose(1, 2)
+
+
+def _one_query(query_B1HC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """`_fused` for one query and grouped heads, which stand as queries of their group: each key is read once."""
+    num_heads, num_groups = query_B1HC.shape[2], key_BTKC.shape[2]
+    if bias is not None and bias.dim() == 3:
+        bias = bias.view(num_groups, num_heads // num_groups, -1)
+    mixed_BKQC = functional.scaled_dot_product_attention(
+        query_B1HC.squeeze(1).unflatten(1, (num_groups, -1)),
+        key_BTKC.transpose(1, 2),
+        value_BTKC.transpose(1, 2),
+        attn_mask=bias,
+        scale=scale,
+    )
+    return mixed_BKQC.flatten(1, 2)[:, None]
 
 
 def _causal_bias(num_queries: int, num_keys: int, alibi_slopes_H: Tensor | None, like: Tensor) -> Tensor:
