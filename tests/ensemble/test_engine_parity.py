@@ -11,6 +11,7 @@ from tiny_models import FAMILIES, build_tiny_model
 from reticent.ensemble.adapters import StackedAdapters, select_modules
 from reticent.ensemble.engine import Engine
 from reticent.ensemble.forward import batched_decoder
+from reticent.errors import InvalidValueError
 
 NUM_WORLDS = 4
 PROMPT = [11, 200, 3, 77, 42, 9, 140]
@@ -110,41 +111,6 @@ def test_several_contexts_decode_as_they_would_alone(family: str) -> None:
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_recorded_steps_are_the_same_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reticent.ensemble.engine._RECORDED_CACHE_BLOCK", 8)  # so that caches grow on the way
-    decoder = batched_decoder(build_tiny_model(family))
-    adapters = random_adapters(decoder, ["attention"], 3, 2)
-    plain, recorded = Engine(decoder, adapters), Engine(decoder, adapters, record_steps=True)
-    prompts = [PROMPT, PROMPT[:2]]
-    candidates = np.arange(plain.vocab_size)
-    ours, theirs = ([engine.open(prompt) for prompt in prompts] for engine in (recorded, plain))
-    for step in range(12):
-        count = 2 if step < 8 else 1  # one context leaves
-        recorded.extend(ours[:count], [step, step + 50][:count])
-        plain.extend(theirs[:count], [step, step + 50][:count])
-        for mine, other in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(
-                recorded.world_logits(mine, candidates), plain.world_logits(other, candidates), rtol=2e-4, atol=2e-4
-            )
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_recorded_steps_on_cuda_match_the_processor() -> None:
-    on_host = batched_decoder(build_tiny_model("llama"))
-    adapters = random_adapters(on_host, ["attention"], 3, 2)
-    plain = Engine(on_host, adapters)
-    recorded = Engine(batched_decoder(build_tiny_model("llama").cuda()), adapters)
-    candidates = np.arange(plain.vocab_size)
-    ours, theirs = recorded.open(PROMPT), plain.open(PROMPT)
-    for token in range(12):
-        recorded.extend([ours], [token])
-        plain.extend([theirs], [token])
-        np.testing.assert_allclose(
-            recorded.world_logits(ours, candidates), plain.world_logits(theirs, candidates), rtol=1e-3, atol=1e-3
-        )
-
-
 @pytest.mark.parametrize("names", [["o_proj"], ["down_proj"], ["v_proj", "up_proj"]])
 def test_any_subset_of_modules_can_be_adapted(names: list[str]) -> None:
     decoder = batched_decoder(build_tiny_model("llama"))
@@ -165,8 +131,31 @@ def test_prefill_in_several_parts_gives_the_same_rows(monkeypatch: pytest.Monkey
     candidates = np.arange(engine.vocab_size)
     whole = engine.open(PROMPT)
     monkeypatch.setattr("reticent.ensemble.engine._PREFILL_TOKENS", 2 * len(PROMPT))
-    parts = engine.open(PROMPT)
+    opening, others = engine.opening(PROMPT), [engine.open(PROMPT[:3])]
+    # Others decode between the parts.
+    while True:
+        try:
+            next(opening)
+        except StopIteration as end:
+            parts = end.value
+            break
+        engine.extend(others, [9])
+    assert others[0].length == 3 + NUM_WORLDS // 2
+    assert not torch.is_inference_mode_enabled()
     engine.extend([whole, parts], [9, 9])
     np.testing.assert_allclose(
         engine.world_logits(whole, candidates), engine.world_logits(parts, candidates), rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("prompt", [[3, 10**6], [-1, 3], []])
+def test_a_prompt_outside_the_vocabulary_is_refused(prompt: list[int]) -> None:
+    decoder = batched_decoder(build_tiny_model("llama"))
+    engine = Engine(decoder, random_adapters(decoder, ["attention"], 3, None))
+    with pytest.raises(InvalidValueError, match=r"vocabulary|must have 1 to"):
+        engine.open(prompt)
+
+
+def test_nothing_to_extend_is_no_error() -> None:
+    decoder = batched_decoder(build_tiny_model("llama"))
+    Engine(decoder, random_adapters(decoder, ["attention"], 3, None)).extend([], [])

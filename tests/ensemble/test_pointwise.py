@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from reticent.ensemble.attention import attention_up_to, causal_attention
+from reticent.ensemble.attention import biases_up_to, cached_attention, causal_attention
 from reticent.ensemble.pointwise import gated_silu, rms_norm, rotate_pairs
 
 
@@ -91,5 +91,6 @@ def test_attention_with_kept_weights_is_attention(num_queries, with_biases):
 def test_attention_over_a_roomy_cache_sees_no_later_position(with_biases):
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64) if with_biases else None
     query, key, value = normal(2, 1, 4, 5), normal(2, 6, 2, 5, seed=1), normal(2, 6, 2, 5, seed=2)
-    mixed = attention_up_to(torch.tensor([3]), query, key, value, 0.3, slopes)
+    biases = biases_up_to(torch.tensor([3]), 6, slopes, query.dtype)
+    mixed = cached_attention(query, key, value, 0.3, biases)
     torch.testing.assert_close(mixed, causal_attention(query, key[:, :4], value[:, :4], 0.3, slopes))

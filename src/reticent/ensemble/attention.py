@@ -33,24 +33,24 @@ def causal_attention(
     return _fused(query_BQHC, key_BTKC, value_BTKC, scale, bias, is_causal=bias is None and num_queries > 1)
 
 
-def attention_up_to(
-    position: Tensor,
-    query_B1HC: Tensor,
-    key_BTKC: Tensor,
-    value_BTKC: Tensor,
-    scale: float,
-    alibi_slopes_H: Tensor | None,
-) -> Tensor:
-    """Attention of one query at `position`, a tensor int64[1], over a cache whose later positions hold nothing yet.
+def biases_up_to(position: Tensor, num_keys: int, alibi_slopes_H: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What `cached_attention` adds to scores where only the keys up to `position`, a tensor int64[1], hold anything.
 
     No shape and no host decision depends on the position, so the step can be recorded once and replayed.
+
+    Returns:
+        [1, 1, 1, T], or with linear biases [1, H, 1, T].
     """
-    key_at = torch.arange(key_BTKC.shape[1], device=position.device)
-    bias = torch.zeros(1, len(key_at), device=position.device).masked_fill(key_at > position, -torch.inf)
+    key_at = torch.arange(num_keys, device=position.device)
+    bias = torch.zeros(1, 1, 1, num_keys, device=position.device).masked_fill(key_at > position, -torch.inf)
     if alibi_slopes_H is not None:
         bias = bias + alibi_slopes_H[:, None, None] * (key_at - position)
-    # [1, T] and [H, 1, T] both stand for [B, H, 1, T].
-    return _fused(query_B1HC, key_BTKC, value_BTKC, scale, bias.to(query_B1HC.dtype), is_causal=False)
+    return bias.to(dtype)
+
+
+def cached_attention(query_B1HC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor) -> Tensor:
+    """Attention of one query over a cache with room for later positions; see `biases_up_to`."""
+    return _fused(query_B1HC, key_BTKC, value_BTKC, scale, bias, is_causal=False)
 
 
 def _fused(
@@ -73,10 +73,11 @@ def _fused(
 def _one_query(query_B1HC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """`_fused` for one query and grouped heads, which stand as queries of their group: each key is read once."""
     num_heads, num_groups = query_B1HC.shape[2], key_BTKC.shape[2]
-    if bias is not None and bias.dim() == 3:
-        bias = bias.view(num_groups, num_heads // num_groups, -1)
+    group_size = num_heads // num_groups
+    if bias is not None and bias.shape[1] == num_heads:
+        bias = bias.view(1, num_groups, group_size, -1)
     mixed_BKQC = functional.scaled_dot_product_attention(
-        query_B1HC.squeeze(1).unflatten(1, (num_groups, -1)),
+        query_B1HC.view(-1, num_groups, group_size, query_B1HC.shape[3]),
         key_BTKC.transpose(1, 2),
         value_BTKC.transpose(1, 2),
         attn_mask=bias,
@@ -86,10 +87,13 @@ def _one_query(query_B1HC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: 
 
 
 def _causal_bias(num_queries: int, num_keys: int, alibi_slopes_H: Tensor | None, like: Tensor) -> Tensor:
-    """What is added to scaled scores, [Q, T] or with linear biases [H, Q, T]: minus infinity ahead of the query."""
+    """What is added to scaled scores: minus infinity ahead of the query.
+
+    Four dimensions, [1, 1, Q, T] or with linear biases [1, H, Q, T]: with three torch leaves its fused attention.
+    """
     key_at = torch.arange(num_keys, device=like.device)
     query_at = key_at[num_keys - num_queries :, None]
-    bias = torch.zeros(num_queries, num_keys, device=like.device).masked_fill(key_at > query_at, -torch.inf)
+    bias = torch.zeros(1, 1, num_queries, num_keys, device=like.device).masked_fill(key_at > query_at, -torch.inf)
     if alibi_slopes_H is not None:
         bias = bias + alibi_slopes_H[:, None, None] * (key_at - query_at)
     return bias.to(like.dtype)

@@ -8,7 +8,7 @@ Shape suffixes: G rows (1 + M), M worlds, N tokens, T cached positions, H key-va
 size, K candidates, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,21 +16,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer, group_by_layer
-from reticent.ensemble.attention import attention_up_to
+from reticent.ensemble.adapted_blocks import AdaptedBlocks
+from reticent.ensemble.adapters import StackedAdapters
+from reticent.ensemble.attention import biases_up_to, cached_attention
 from reticent.ensemble.cache import LayerCache
 from reticent.ensemble.forward import Attend, BatchedDecoder
-from reticent.ensemble.recording import RecordedStep
+from reticent.ensemble.recording import CachedContext, StepRecorder
 from reticent.errors import InvalidValueError
 
 _CACHE_BLOCK = 32
 _RECORDED_CACHE_BLOCK = 256
 """Larger where steps are recorded, since a recording lasts until a cache grows."""
-_PREFILL_TOKENS = 4096
-"""Most row-tokens that go through the adapted blocks at once while a prompt is read; bounds memory for any m."""
+_PREFILL_TOKENS = 2048
+"""Most row-tokens that go through the adapted blocks at once while a prompt is read; bounds memory for any m, and how
+long other answers wait for one part of it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class EngineContext:
     """One token sequence as the engine holds it; made by `Engine.open`."""
 
@@ -52,21 +54,16 @@ class Engine:
 
     def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters, record_steps: bool | None = None) -> None:
         """Take a decoder and the worlds' adapters; `record_steps` replays decode steps, by default on CUDA only."""
-        architecture = decoder.architecture
-        self._records = architecture.device.type == "cuda" if record_steps is None else record_steps
-        self._recorded: RecordedStep | None = None
+        device = decoder.architecture.device
+        records = device.type == "cuda" if record_steps is None else record_steps
+        self._recorder = StepRecorder(device) if records else None
         self._decoder = decoder
-        grouped = group_by_layer(architecture, adapters.to(architecture.dtype, architecture.device))
-        self._adapters = [[group and group.packed() for group in layer] for layer in grouped]
-        self._num_worlds = adapters.num_adapters
-        lowest = first_adapted_layer(architecture, adapters.down)
-        self._trunk = range(lowest)
-        self._adapted = range(lowest, decoder.num_layers)
+        self._blocks = AdaptedBlocks(decoder, adapters)
 
     @property
     def num_worlds(self) -> int:
         """The number of worlds, m."""
-        return self._num_worlds
+        return self._blocks.num_adapters
 
     @property
     def vocab_size(self) -> int:
@@ -78,25 +75,42 @@ class Engine:
         """The most tokens a context can hold."""
         return self._decoder.architecture.context_length
 
-    @torch.inference_mode()
     def open(self, prompt: Sequence[int]) -> EngineContext:
         """Read a prompt into a new context.
 
         Raises:
-            InvalidValueError: the prompt is empty or longer than the context window.
+            InvalidValueError: the prompt is empty or longer than the context window, or a token is not in the
+                vocabulary.
         """
-        if not 1 <= len(prompt) <= self.context_length:
-            raise InvalidValueError(
-                f"a prompt of {len(prompt)} tokens: it must have 1 to {self.context_length}, the model's context length"
-            )
-        block = _RECORDED_CACHE_BLOCK if self._records else _CACHE_BLOCK
+        parts = self.opening(prompt)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                context: EngineContext = end.value
+                return context
+
+    @torch.inference_mode()
+    def opening(self, prompt: Sequence[int]) -> Generator[None, None, EngineContext]:
+        """`open`, yielding between parts of the work; the context is what the generator returns."""
+        self._check_prompt(prompt)
+        if self._recorder is not None:
+            self._recorder.forget_gone()
+        block = _CACHE_BLOCK if self._recorder is None else _RECORDED_CACHE_BLOCK
         context = EngineContext([LayerCache(block) for _ in range(self._decoder.num_layers)], list(prompt))
         device = self._decoder.architecture.device
         positions_N = torch.arange(len(prompt), device=device)
-        hidden_1ND = self._decoder.embed(torch.tensor(prompt, device=device), positions_N)[None]
-        attend = self._cached_attention([context], [0])
-        hidden_1ND = self._decoder.run_layers(hidden_1ND, self._trunk, positions_N, attend)
-        context.final_hidden_GD = self._prefill_rows(context, hidden_1ND, positions_N)
+        trunk_1ND = self._blocks.run_trunk(
+            torch.tensor(context.tokens, device=device), positions_N, self._cached_attention([context], [0])
+        )
+        finals = []
+        for some in self._blocks.parts(_PREFILL_TOKENS, len(prompt)):
+            skip = 1 if some.start == 0 else 0
+            attend = self._storing_attention(context, some.start + 1 - skip)
+            hidden_GND = self._blocks.run_rows(trunk_1ND, positions_N, attend, skip, some)
+            finals.append(self._decoder.final_hidden(hidden_GND[:, -1]))
+            yield
+        context.final_hidden_GD = torch.cat(finals)
         return context
 
     @torch.inference_mode()
@@ -108,11 +122,13 @@ class Engine:
         """
         if len(contexts) != len(tokens):
             raise InvalidValueError(f"{len(contexts)} contexts but {len(tokens)} tokens; give one token a context")
+        if not contexts:
+            return
         cached_lens = [context.length for context in contexts]
         if any(length >= self.context_length for length in cached_lens):
             raise InvalidValueError(f"a context already holds {self.context_length} tokens, the model's context length")
-        if self._records:
-            final_GND = self._recorded_step(contexts, tokens, cached_lens)
+        if self._recorder is not None:
+            final_GND = self._recorded_step(self._recorder, contexts, tokens, cached_lens)
         else:
             device = self._decoder.architecture.device
             attend = self._cached_attention(contexts, cached_lens)
@@ -134,59 +150,63 @@ class Engine:
         candidates = torch.from_numpy(candidates_K).to(self._decoder.architecture.device)
         return self._decoder.candidate_logits(_final_hidden(context)[1:], candidates).cpu().numpy()
 
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not 1 <= len(prompt) <= self.context_length:
+            raise InvalidValueError(
+                f"a prompt of {len(prompt)} tokens: it must have 1 to {self.context_length}, the model's context length"
+            )
+        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
+            raise InvalidValueError(
+                f"a prompt token is outside the model's vocabulary of {self.vocab_size} tokens; the tokenizer is not "
+                "this model's, or knows tokens that were added later"
+            )
+
     def _step(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """All blocks for one new token a context; final hidden states [1 + M, N, D]."""
-        hidden_GND = self._decoder.embed(tokens_N, positions_N)[None]
-        hidden_GND = self._decoder.run_layers(hidden_GND, self._trunk, positions_N, attend)
-        hidden_GND = self._decoder.run_layers(hidden_GND, self._adapted, positions_N, attend, self._adapters, skip=1)
-        return self._decoder.final_hidden(hidden_GND)
+        trunk_1ND = self._blocks.run_trunk(tokens_N, positions_N, attend)
+        return self._decoder.final_hidden(self._blocks.run_rows(trunk_1ND, positions_N, attend, skip=1))
 
     def _recorded_step(
-        self, contexts: Sequence[EngineContext], tokens: Sequence[int], cached_lens: Sequence[int]
+        self,
+        recorder: StepRecorder,
+        contexts: Sequence[EngineContext],
+        tokens: Sequence[int],
+        cached_lens: Sequence[int],
     ) -> Tensor:
         """`_step` without a shape or a host decision that depends on lengths, replayed where it can be."""
         for context, cached_len in zip(contexts, cached_lens, strict=True):
             for cache in context.caches:
                 cache.reserve(cached_len)
-        if self._recorded is None or not self._recorded.fits(contexts):
-            self._recorded = RecordedStep(contexts, self._decoder.architecture.device)
+        return recorder.run(self._step_in_place, contexts, tokens, cached_lens)
+
+    def _step_in_place(self, contexts: Sequence[CachedContext], tokens_N: Tensor, positions_N: Tensor) -> Tensor:
+        """`_step` for contexts with room for one more position; see `recording.StepFunction`."""
         architecture = self._decoder.architecture
-
-        def step(tokens_N: Tensor, positions_N: Tensor) -> Tensor:
-            def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                scale, slopes_H = architecture.layers[layer].attention_scale, architecture.alibi_slopes_H
-                mixed = []
-                for index, context in enumerate(contexts):
-                    here = slice(index, index + 1)
-                    stored = context.caches[layer].store_at(positions_N[here], key[:, here], value[:, here])
-                    mixed.append(attention_up_to(positions_N[here], query[:, here], *stored, scale, slopes_H))
-                return torch.cat(mixed, dim=1)
-
-            return self._step(tokens_N, positions_N, attend)
-
-        return self._recorded.run(step, tokens, cached_lens)
-
-    def _prefill_rows(self, context: EngineContext, hidden_1ND: Tensor, positions_N: Tensor) -> Tensor:
-        """Run the adapted blocks over a prompt, some rows at a time, filling the caches; returns [1 + M, D]."""
-        rows_at_once = max(2, _PREFILL_TOKENS // len(positions_N))
-        # Where the lowest adapter sits behind attention, that block's keys and values are still common to all rows.
-        shared = self._adapted.start if self._adapters[0][0] is None else None
-        finals = []
-        for start in range(0, self._num_worlds, rows_at_once):
-            skip = 1 if start == 0 else 0
-            rows = slice(start, min(start + rows_at_once, self._num_worlds))
-            attend = self._storing_attention(context, start + 1 - skip, shared)
-            adapters = [[group and group.rows(rows) for group in layer] for layer in self._adapters]
-            hidden = self._decoder.run_layers(hidden_1ND, self._adapted, positions_N, attend, adapters, skip)
-            finals.append(self._decoder.final_hidden(hidden[:, -1]))
-        return torch.cat(finals)
-
-    def _storing_attention(self, context: EngineContext, first_row: int, shared_layer: int | None) -> Attend:
-        """Attention within a prompt for some consecutive rows, whose keys and values go to the caches."""
+        slopes_H = architecture.alibi_slopes_H
+        biases = [
+            biases_up_to(positions_N[index : index + 1], context.caches[0].capacity, slopes_H, architecture.dtype)
+            for index, context in enumerate(contexts)
+        ]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if layer != shared_layer:
-                context.caches[layer].store_rows(first_row, 1 + self._num_worlds, key, value)
+            scale = architecture.layers[layer].attention_scale
+            mixed = []
+            for index, context in enumerate(contexts):
+                here = slice(index, index + 1)
+                stored = context.caches[layer].store_at(positions_N[here], key[:, here], value[:, here])
+                mixed.append(cached_attention(query[:, here], *stored, scale, biases[index]))
+            return torch.cat(mixed, dim=1)
+
+        return self._step(tokens_N, positions_N, attend)
+
+    def _storing_attention(self, context: EngineContext, first_row: int) -> Attend:
+        """Attention within a prompt for some consecutive rows, whose keys and values go to the caches."""
+        # Where the lowest adapter sits behind attention, that block's keys and values are still common to all rows.
+        shared = self._blocks.adapted.start if self._blocks.first_attention_is_shared else None
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            if layer != shared:
+                context.caches[layer].store_rows(first_row, 1 + self.num_worlds, key, value)
             elif first_row == 0:
                 context.caches[layer].store_rows(0, 1, key, value)
             return self._decoder.attention_over(layer, query, key, value)

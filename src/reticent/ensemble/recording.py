@@ -1,11 +1,14 @@
-"""Decode steps of fixed shape, recorded once and replayed.
+"""Decode steps of fixed shape, recorded and replayed.
 
 On a GPU a decode step for a handful of contexts is hundreds of small kernels, and launching them can take longer than
 running them. A step whose shapes and addresses stay the same is recorded as a CUDA graph and launched as a whole. It
-stays the same while the same contexts decode together and none of their caches has to grow; then it is recorded anew.
+stays the same while the same contexts decode together and none of their caches has to grow.
 """
 
+import copy
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,10 +16,8 @@ from torch import Tensor
 
 from reticent.ensemble.cache import LayerCache
 
-StepFunction = Callable[[Tensor, Tensor], Tensor]
-"""(tokens int64[N], positions int64[N]) -> final hidden states [G, N, D]; all other inputs at fixed addresses."""
-
-_WARM_UP_RUNS = 3
+_WARM_UP_RUNS = 2
+_MOST_RECORDINGS = 4
 
 
 class CachedContext(Protocol):
@@ -25,55 +26,115 @@ class CachedContext(Protocol):
     caches: list[LayerCache]
 
 
-class RecordedStep:
-    """One decode step for fixed contexts with fixed room in their caches.
+StepFunction = Callable[[Sequence[CachedContext], Tensor, Tensor], Tensor]
+"""(contexts, tokens int64[N], positions int64[N]) -> final hidden states [G, N, D], without a decision on the host."""
 
-    On a processor nothing is recorded and every replay computes the step afresh: the same operations, so that they can
-    be tested anywhere.
+
+class StepRecorder:
+    """Runs decode steps, replaying those that come again.
+
+    A set of contexts is recorded when it comes the second time: one that changes with every step would pay for a
+    recording each time. Contexts are not kept alive; a recording is let go when one of its contexts is.
+
+    On a processor a replay computes the step on the memory that was there when it was recorded, as a graph would, so
+    that it can be tested anywhere whether a recording is still valid where it is replayed.
     """
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._recordings: list[_Recording] = []
+
+    def run(
+        self, step: StepFunction, contexts: Sequence[CachedContext], tokens: Sequence[int], positions: Sequence[int]
+    ) -> Tensor:
+        """Compute a step whose contexts have room for one more position; returns final hidden states, [G, N, D]."""
+        self.forget_gone()
+        recording = next((known for known in self._recordings if known.is_of(contexts)), None)
+        if recording is None:
+            self._recordings = [*self._recordings[1 - _MOST_RECORDINGS :], _Recording(contexts, self._device)]
+            return step(contexts, *(torch.tensor(ids, device=self._device) for ids in (tokens, positions)))
+        # The one used last is the last to go.
+        self._recordings.remove(recording)
+        self._recordings.append(recording)
+        return recording.replay(step, tokens, positions)
+
+    def forget_gone(self) -> None:
+        """Let go of what was recorded for contexts that are no more, or whose caches have moved."""
+        self._recordings = [recording for recording in self._recordings if recording.is_valid]
+
+
+class _Recording:
+    """One step for fixed contexts with fixed room in their caches."""
+
     def __init__(self, contexts: Sequence[CachedContext], device: torch.device) -> None:
-        self._contexts = list(contexts)
-        self._room = [_room(context) for context in contexts]
+        self._contexts = [weakref.ref(context) for context in contexts]
+        self._room = _rooms(contexts)
         self._tokens = torch.zeros(len(contexts), dtype=torch.int64, device=device)
         self._positions = torch.zeros(len(contexts), dtype=torch.int64, device=device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._result: Tensor | None = None
+        self._launch: Callable[[], Tensor] | None = None
 
-    def fits(self, contexts: Sequence[CachedContext]) -> bool:
-        """Whether a step of these contexts is the step recorded here."""
-        return (
-            len(contexts) == len(self._contexts)
-            and all(now is then for now, then in zip(contexts, self._contexts, strict=True))
-            and [_room(context) for context in contexts] == self._room
-        )
+    @property
+    def is_valid(self) -> bool:
+        """Whether all contexts exist and have their caches where they were."""
+        contexts = self._alive()
+        return len(contexts) == len(self._contexts) and _rooms(contexts) == self._room
 
-    def run(self, step: StepFunction, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Compute the step, recording it the first time; returns final hidden states, [G, N, D]."""
+    def is_of(self, contexts: Sequence[CachedContext]) -> bool:
+        """Whether a step of these contexts is the step of this recording."""
+        mine = self._alive()
+        return len(contexts) == len(mine) and all(a is b for a, b in zip(contexts, mine, strict=True))
+
+    def replay(self, step: StepFunction, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Compute the step, recording it the first time."""
         self._tokens.copy_(torch.tensor(tokens))
         self._positions.copy_(torch.tensor(positions))
-        if self._tokens.device.type != "cuda":
-            return step(self._tokens, self._positions)
-        if self._graph is None:
-            self._record(step)
-        assert self._graph is not None
-        assert self._result is not None
-        self._graph.replay()
-        return self._result.clone()
+        if self._launch is None:
+            record = _recorded_on_gpu if self._tokens.device.type == "cuda" else _recorded_on_host
+            self._launch = record(step, self._alive(), self._tokens, self._positions)
+        return self._launch()
 
-    def _record(self, step: StepFunction) -> None:
-        # Warm-up and recording write the step's own keys and values, as the replay then does.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+    def _alive(self) -> list[CachedContext]:
+        return [context for reference in self._contexts if (context := reference()) is not None]
+
+
+def _recorded_on_gpu(
+    step: StepFunction, contexts: Sequence[CachedContext], tokens: Tensor, positions: Tensor
+) -> Callable[[], Tensor]:
+    device = tokens.device
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        # Warming up and recording write the step's own keys and values, as the replay then does.
+        with torch.cuda.stream(stream):
             for _ in range(_WARM_UP_RUNS):
-                step(self._tokens, self._positions)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result = step(self._tokens, self._positions)
+                step(contexts, tokens, positions)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            result = step(contexts, tokens, positions)
+
+    def launch() -> Tensor:
+        with torch.cuda.device(device):
+            graph.replay()
+            return result.clone()
+
+    return launch
 
 
-def _room(context: CachedContext) -> int:
+def _recorded_on_host(
+    step: StepFunction, contexts: Sequence[CachedContext], tokens: Tensor, positions: Tensor
+) -> Callable[[], Tensor]:
+    frozen = [_Frozen([copy.copy(cache) for cache in context.caches]) for context in contexts]
+    return lambda: step(frozen, tokens, positions)
+
+
+@dataclass
+class _Frozen:
+    """Caches that stay where they were, whatever becomes of the context they belong to."""
+
+    caches: list[LayerCache]
+
+
+def _rooms(contexts: Sequence[CachedContext]) -> list[int]:
     """Positions that every cache of a context has room for; grows whenever one is moved."""
-    return min(cache.capacity for cache in context.caches)
+    return [min(cache.capacity for cache in context.caches) for context in contexts]

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reticent._validate import integer_in_range
-from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer, group_by_layer
+from reticent.ensemble.adapted_blocks import AdaptedBlocks
+from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.forward import BatchedDecoder
 from reticent.errors import InvalidValueError
 
@@ -79,8 +80,8 @@ class TeacherForcing:
     def __init__(self, decoder: BatchedDecoder, worlds: StackedAdapters, full: StackedAdapters | None = None) -> None:
         self._decoder = decoder
         self._num_worlds = worlds.num_adapters
-        self._worlds = _Rows(decoder, worlds)
-        self._full = None if full is None else _Rows(decoder, full)
+        self._worlds = AdaptedBlocks(decoder, worlds)
+        self._full = None if full is None else AdaptedBlocks(decoder, full)
 
     @property
     def num_worlds(self) -> int:
@@ -132,12 +133,22 @@ class TeacherForcing:
         """The states from which `BatchedDecoder.logits` predicts the token after each of `tokens`, at least one."""
         device = self._decoder.architecture.device
         positions_N = torch.arange(len(tokens), device=device)
-        embedded_1ND = self._decoder.embed(torch.tensor(tokens, device=device), positions_N)[None]
-        rows_GND = self._worlds.final_hidden(embedded_1ND, positions_N, with_public=True)
+        tokens_N = torch.tensor(tokens, device=device)
+        rows_GND = self._final_hidden(self._worlds, tokens_N, positions_N, num_public=1)
         full_ND = None
         if self._full is not None:
-            full_ND = self._full.final_hidden(embedded_1ND, positions_N, with_public=False)[0]
+            full_ND = self._final_hidden(self._full, tokens_N, positions_N, num_public=0)[0]
         return FinalStates(rows_GND[0], rows_GND[1:], full_ND)
+
+    def _final_hidden(self, blocks: AdaptedBlocks, tokens_N: Tensor, positions_N: Tensor, num_public: int) -> Tensor:
+        """Final hidden states of the public row, where wanted, and then of each adapter: [G, N, D]."""
+        attend = self._decoder.attention_over
+        trunk_1ND = blocks.run_trunk(tokens_N, positions_N, attend)
+        finals = []
+        for some in blocks.parts(_TOKENS_AT_ONCE, len(positions_N)):
+            skip = num_public if some.start == 0 else 0
+            finals.append(self._decoder.final_hidden(blocks.run_rows(trunk_1ND, positions_N, attend, skip, some)))
+        return torch.cat(finals)
 
     def _block(self, states: FinalStates, here: slice, num_candidates: int, normalised: range) -> PositionBlock:
         public_NV = self._decoder.logits(states.public_ND[here]).cpu().numpy()
@@ -172,33 +183,6 @@ class TeacherForcing:
         rows = final_MPD.flatten(0, 1)
         parts = [self._decoder.logits(some).logsumexp(-1) for some in torch.split(rows, _LOGIT_ROWS_AT_ONCE)]
         return torch.cat(parts).view(final_MPD.shape[:2]).cpu().numpy()
-
-
-class _Rows:
-    """Stacked adapters arranged over the decoder's blocks, run over all positions of a text."""
-
-    def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters) -> None:
-        architecture = decoder.architecture
-        grouped = group_by_layer(architecture, adapters.to(architecture.dtype, architecture.device))
-        self._layers = [[g and g.packed() for g in layer] for layer in grouped]
-        self._decoder = decoder
-        self._num_adapters = adapters.num_adapters
-        self._lowest = first_adapted_layer(architecture, adapters.down)
-
-    def final_hidden(self, embedded_1ND: Tensor, positions_N: Tensor, *, with_public: bool) -> Tensor:
-        """Final hidden states of the public row, where wanted, and then of each adapter: [G, N, D]."""
-        attend = self._decoder.attention_over
-        trunk_1ND = self._decoder.run_layers(embedded_1ND, range(self._lowest), positions_N, attend)
-        adapted = range(self._lowest, self._decoder.num_layers)
-        rows_at_once = max(1, _TOKENS_AT_ONCE // len(positions_N))
-        finals = []
-        for start in range(0, self._num_adapters, rows_at_once):
-            rows = slice(start, min(start + rows_at_once, self._num_adapters))
-            skip = 1 if with_public and start == 0 else 0
-            some = [[group and group.rows(rows) for group in layer] for layer in self._layers]
-            hidden = self._decoder.run_layers(trunk_1ND, adapted, positions_N, attend, some, skip)
-            finals.append(self._decoder.final_hidden(hidden))
-        return torch.cat(finals)
 
 
 def _ranked(logits_V: Float32, count: int) -> NDArray[np.int64]:

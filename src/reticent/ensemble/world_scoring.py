@@ -20,7 +20,8 @@ from torch import Tensor
 from reticent import _validate
 from reticent.adaptation.memory import keep_freed_memory
 from reticent.adaptation.template import EncodedText, TextTemplate, encode
-from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer, group_by_layer
+from reticent.ensemble.adapted_blocks import AdaptedBlocks
+from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.forward import BatchedDecoder
 from reticent.errors import InvalidValueError
 from reticent.protocols import TokenSignals
@@ -57,14 +58,11 @@ class WorldScorer:
             fingerprint: identifies base, adapters and tokenizer.
         """
         keep_freed_memory()
-        architecture = decoder.architecture
-        grouped = group_by_layer(architecture, adapters.to(architecture.dtype, architecture.device))
-        self._layers = [[group and group.packed() for group in layer] for layer in grouped]
-        self._lowest = first_adapted_layer(architecture, adapters.down)
         self._decoder = decoder
+        self._blocks = AdaptedBlocks(decoder, adapters)
         self._tokenizer, self._template = tokenizer, template
         self.num_worlds = adapters.num_adapters
-        identity = (fingerprint, template.model_dump_json(), str(architecture.dtype))
+        identity = (fingerprint, template.model_dump_json(), str(decoder.architecture.dtype))
         self.fingerprint = hashlib.sha256("\n".join(("reticent worlds 1", *identity)).encode()).hexdigest()
 
     @torch.inference_mode()
@@ -145,17 +143,12 @@ class WorldScorer:
 
     def _final_hidden(self, batch: "_TextBatch", worlds: slice) -> Iterator[tuple[slice, Tensor]]:
         """Some worlds at a time, their final hidden states at the scored rows, [G, S, D]."""
-        decoder = self._decoder
+        attend, num_tokens = self._decoder.attention_over, batch.tokens_BT.numel()
         positions_T = torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)
-        embedded = decoder.embed(batch.tokens_BT, positions_T.expand_as(batch.tokens_BT)).flatten(0, 1)[None]
-        trunk_1ND = decoder.run_layers(embedded, range(self._lowest), positions_T, decoder.attention_over)
-        adapted = range(self._lowest, decoder.num_layers)
-        at_once = max(1, _ROW_TOKENS // batch.tokens_BT.numel())
-        for start in range(worlds.start, worlds.stop, at_once):
-            rows = slice(start, min(start + at_once, worlds.stop))
-            some = [[group and group.rows(rows) for group in layer] for layer in self._layers]
-            hidden_GND = decoder.run_layers(trunk_1ND, adapted, positions_T, decoder.attention_over, some)
-            yield rows, decoder.final_hidden(hidden_GND[:, batch.scored_N])
+        trunk_1ND = self._blocks.run_trunk(batch.tokens_BT, positions_T, attend)
+        for some in self._blocks.parts(_ROW_TOKENS, num_tokens, worlds):
+            hidden_GND = self._blocks.run_rows(trunk_1ND, positions_T, attend, 0, some)
+            yield some, self._decoder.final_hidden(hidden_GND[:, batch.scored_N])
 
     def _log_probabilities(self, scored_GSD: Tensor, targets_S: Tensor) -> NDArray[np.float64]:
         architecture = self._decoder.architecture
