@@ -5,7 +5,7 @@ Arrays that cross these interfaces are NumPy arrays on the host; the mechanism n
 Shape suffixes: M worlds, K candidates, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -62,6 +62,17 @@ class Ensemble(Protocol[C]):
 
     def world_logits(self, context: C, candidates_K: NDArray[np.int64]) -> NDArray[np.float32]:
         """Every world's next-token logits at the candidates, float32[M, K]."""
+        ...
+
+
+class InterruptibleEnsemble(Ensemble[C], Protocol[C]):
+    """An ensemble that reads prompts in parts, so that others can decode in between."""
+
+    def opening(self, prompt: Sequence[int]) -> Generator[None, None, C]:
+        """`open`, yielding between parts of the work; the context is what the generator returns.
+
+        How many parts there are is a function of the prompt's length alone.
+        """
         ...
 
 

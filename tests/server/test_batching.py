@@ -38,7 +38,7 @@ class Tokens:
 
 
 class Arithmetic:
-    """Logits by a formula of the context; what was done with it is written down."""
+    """Logits by a formula of the context, a prompt read token by token; what was done with it is written down."""
 
     num_worlds, vocab_size, context_length = WORLDS, VOCABULARY, WINDOW
 
@@ -47,10 +47,18 @@ class Arithmetic:
         self.gate = threading.Event()
         self.gate.set()
         self.poisoned = set()
+        self.parts, self.at_part = 0, {}
 
     def open(self, prompt):
-        self.gate.wait(20)
         return Tokens(prompt)
+
+    def opening(self, prompt):
+        self.gate.wait(20)
+        for _ in prompt:
+            self.parts += 1
+            self.at_part.get(self.parts, lambda: None)()
+            yield
+        return self.open(prompt)
 
     def extend(self, contexts, tokens):
         self.batches.append(len(contexts))
@@ -142,7 +150,7 @@ def finish(jobs):
 
 
 def test_answers_are_those_of_the_token_loop_alone(started):
-    """Greedy unanimous votes need no noise, so batching must not change a single token."""
+    """Unanimous votes need no noise, so batching must not change a single token."""
     ensemble = Arithmetic()
     ensemble.world_logits = lambda context, ids: np.cos(ids * (context.length % 7 + 1.0))[None].repeat(WORLDS, 0)
     batcher = started(ensemble, max_concurrent=3)
@@ -207,6 +215,61 @@ def test_requests_join_and_leave_a_running_batch(started):
     assert ended_meanwhile == [Ending.LENGTH] * 3
     assert (sink.ending, len(sink.tokens)) == (Ending.CANCELLED, 40)
     assert max(ensemble.batches) > 1
+
+
+def test_others_decode_between_the_parts_of_a_long_prompt(started):
+    ensemble = Arithmetic()
+    batcher = started(ensemble)
+    late = make_job(prompt=[1] * 50)
+    tokens_at_part = {}
+    first = make_job(max_tokens=200, sink=ActingAt({5: lambda: batcher.submit([late])}))
+    for part in range(3, 53):  # the first two are of the first prompt
+        ensemble.at_part[part] = lambda part=part: tokens_at_part.setdefault(part, len(first.sink.tokens))
+    batcher.submit([first])
+    assert [sink.ending for sink in finish([first, late])] == [Ending.LENGTH] * 2
+    assert list(tokens_at_part.values()) == list(range(5, 55))
+
+
+def test_an_answer_is_cancelled_while_its_prompt_is_read(started):
+    ensemble = Arithmetic()
+    batcher = started(ensemble, max_concurrent=1)
+    job, after = make_job(prompt=[1] * 1000), make_job()
+    ensemble.at_part[10] = lambda: batcher.cancel(job)
+    batcher.submit([job, after])
+    assert [sink.ending for sink in finish([job, after])] == [Ending.CANCELLED, Ending.LENGTH]
+    assert ensemble.parts == 10 + len(after.prompt)
+
+
+def test_the_deadline_holds_while_a_prompt_is_read(started):
+    ensemble = Arithmetic()
+    batcher = started(ensemble)
+    job = make_job(prompt=[1] * 1000)
+
+    def close():
+        threading.Thread(target=batcher.close, args=(0,)).start()
+        while batcher.is_running:
+            time.sleep(0.001)
+
+    ensemble.at_part[10] = close
+    batcher.submit([job])
+    assert finish([job])[0].ending is Ending.SHUTDOWN
+    assert ensemble.parts == 10
+
+
+def test_a_defect_in_handing_on_ends_its_own_answer_only(started):
+    def fails():
+        raise ValueError("no such token")
+
+    class Deaf(Recorder):
+        def end(self, ending):
+            super().end(ending)
+            fails()
+
+    batcher = started()
+    jobs = [make_job(sink=ActingAt({2: fails})), make_job(sink=Deaf()), make_job()]
+    batcher.submit(jobs)
+    assert [sink.ending for sink in finish(jobs)] == [Ending.FAULT, Ending.LENGTH, Ending.LENGTH]
+    assert batcher.is_running
 
 
 def test_the_cap_holds_under_concurrency_and_every_shown_token_is_charged(started):

@@ -1,6 +1,7 @@
 """The answers to one request: from tokens on the engine's thread to events on the event loop."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from reticent.server.jobs import Ending, Job, TokenSource
 from reticent.server.service import Service
 from reticent.server.settings import OnExhausted
 from reticent.server.streaming import AnswerText
+
+logger = logging.getLogger("reticent.server")
 
 _RETRY_QUEUE_SECONDS = 2
 
@@ -95,7 +98,11 @@ class ChoiceSink:
 
     def end(self, ending: Ending) -> None:
         """Take the end."""
-        rest = self._text.finish()
+        try:
+            rest = self._text.finish()
+        except Exception:
+            logger.exception("an answer's last text could not be decoded")
+            rest, ending = "", Ending.FAULT
         if ending is Ending.LENGTH and self._text.stopped:
             ending = Ending.STOP
         private, public = self._counts[TokenSource.PRIVATE], self._counts[TokenSource.PUBLIC]

@@ -1,9 +1,10 @@
 """The engine thread: continuous batching of answers over one ensemble and one curator.
 
-What is guaranteed. One thread computes and releases; it alone touches the curator. Each step it admits at most one
-waiting answer, casts the votes of every answer in the batch, releases them in the order of admission with one commit,
-hands the tokens on, and extends the contexts of the answers that go on. All votes of a step are fixed before any of its
-tokens is seen, and no token is handed on before its charge is durable.
+What is guaranteed. One thread computes and releases; it alone touches the curator. Each step it casts the votes of
+every answer whose prompt is read, releases them in the order of admission with one commit, hands the tokens on, and
+extends the contexts of the answers that go on. All votes of a step are fixed before any of its tokens is seen, and no
+token is handed on before its charge is durable. Between two steps it reads one part of one new answer's prompt, so that
+a long prompt slows the others down but does not stop them.
 
 What is done, in which order and how often, is a function of requests, limits, released tokens and the account: never of
 the realised world.
@@ -13,7 +14,8 @@ the realised world.
 | the budget does not cover an answer's next token | it ends with `BUDGET`, or the public model goes on for it |
 | the key's quota is used up | the answer ends with `QUOTA` |
 | the ledger cannot be written | every answer in the batch ends with `STORAGE`; the next ones try again |
-| one answer's votes cannot be cast | that answer ends with `FAULT`, the others go on |
+| a prompt cannot be read, votes not cast, or a token not handed on | that answer ends with `FAULT`, the others go on |
+| contexts cannot be extended | every answer that would have gone on ends with `FAULT` |
 | an answer is cancelled | it leaves before the next step; what was released stays charged |
 | the server stops | no new answers; those at hand are finished, or end with `SHUTDOWN` after a deadline |
 """
@@ -22,11 +24,12 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
 from reticent.pac.curator import Curator
-from reticent.protocols import C, Ensemble
+from reticent.protocols import C, InterruptibleEnsemble
 from reticent.server.jobs import Ending, FairQueue, Job, TokenSource
 from reticent.server.stepping import Step, decode_step
 
@@ -53,6 +56,15 @@ class ClosingError(Exception):
     """The server is stopping."""
 
 
+@dataclass
+class _Reading(Generic[C]):
+    """An answer whose prompt is being read, what is left of the work, and the seconds it took so far."""
+
+    job: Job[C]
+    parts: Generator[None, None, C]
+    seconds: float = 0.0
+
+
 class Batcher(Generic[C]):
     """Runs jobs on a thread of its own.
 
@@ -67,7 +79,7 @@ class Batcher(Generic[C]):
 
     def __init__(
         self,
-        ensemble: Ensemble[C],
+        ensemble: InterruptibleEnsemble[C],
         curator: Curator,
         observer: Observer,
         *,
@@ -83,6 +95,7 @@ class Batcher(Generic[C]):
         self._public_fallback = public_fallback
         self._waiting: FairQueue[C] = FairQueue()
         self._active: list[Job[C]] = []
+        self._reading: _Reading[C] | None = None
         self._changed = threading.Condition()
         self._closing = False
         self._deadline = float("inf")
@@ -151,16 +164,16 @@ class Batcher(Generic[C]):
         try:
             while self._wait_for_work():
                 self._drop_cancelled()
-                self._admit_one()
-                if self._active:
-                    self._step()
+                self._read_on()
+                if ready := [job for job in self._active if job.context is not None]:
+                    self._step(ready)
         finally:
             with self._changed:
                 self._closing = True
                 left = [*self._active, *self._waiting.drain()]
                 self._active.clear()
             for job in left:
-                job.sink.end(Ending.SHUTDOWN)
+                _tell_end(job, Ending.SHUTDOWN)
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; return False when the thread should end."""
@@ -174,31 +187,46 @@ class Batcher(Generic[C]):
     def _end(self, job: Job[C], ending: Ending) -> None:
         with self._changed:
             self._active.remove(job)
+        if self._reading is not None and self._reading.job is job:
+            self._reading = None
         job.context = None
-        job.sink.end(ending)
+        _tell_end(job, ending)
 
     def _drop_cancelled(self) -> None:
         for job in [job for job in self._active if job.cancelled]:
             self._end(job, Ending.CANCELLED)
 
-    def _admit_one(self) -> None:
-        with self._changed:
-            if not len(self._waiting) or len(self._active) >= self._max_concurrent:
-                return
-            job = self._waiting.pop(Counter(job.key_id for job in self._active))
-            self._active.append(job)
+    def _read_on(self) -> None:
+        """Read the next part of a prompt, admitting an answer if none is being read."""
+        if self._reading is None:
+            self._reading = self._admitted()
+        reading = self._reading
+        if reading is None:
+            return
         started = time.perf_counter()
         try:
-            job.context = self._ensemble.open(job.prompt)
+            next(reading.parts)
+        except StopIteration as end:
+            reading.job.context = end.value
+            self._reading = None
+            self._observer.prefilled(reading.seconds + time.perf_counter() - started)
         except Exception:
-            logger.exception("a prompt could not be read", extra={"request_id": job.request})
-            self._end(job, Ending.FAULT)
-            return
-        self._observer.prefilled(time.perf_counter() - started)
+            logger.exception("a prompt could not be read", extra={"request_id": reading.job.request})
+            self._end(reading.job, Ending.FAULT)
+        else:
+            reading.seconds += time.perf_counter() - started
 
-    def _step(self) -> None:
+    def _admitted(self) -> "_Reading[C] | None":
+        with self._changed:
+            if not len(self._waiting) or len(self._active) >= self._max_concurrent:
+                return None
+            job = self._waiting.pop(Counter(job.key_id for job in self._active))
+            self._active.append(job)
+        return _Reading(job, self._ensemble.opening(job.prompt))
+
+    def _step(self, jobs: Sequence[Job[C]]) -> None:
         started = time.perf_counter()
-        step = decode_step(self._ensemble, self._curator, list(self._active), self._public_fallback)
+        step = decode_step(self._ensemble, self._curator, jobs, self._public_fallback)
         continuing = [(job, token) for job, token, source in step.tokens if self._hand_on(job, token, source)]
         for job, ending in step.ended:
             self._end(job, ending)
@@ -211,7 +239,12 @@ class Batcher(Generic[C]):
         """Give an answer its token; return whether it goes on."""
         job.step += 1
         is_stop = token in job.stop_tokens
-        wants_more = job.sink.push(token, source, is_stop)
+        try:
+            wants_more = job.sink.push(token, source, is_stop)
+        except Exception:
+            logger.exception("a token could not be taken", extra={"request_id": job.request})
+            self._end(job, Ending.FAULT)
+            return False
         if is_stop or not wants_more:
             self._end(job, Ending.STOP)
         elif job.step >= job.max_tokens:
@@ -232,3 +265,10 @@ class Batcher(Generic[C]):
             logger.exception("contexts could not be extended")
             for job, _ in continuing:
                 self._end(job, Ending.FAULT)
+
+
+def _tell_end(job: Job[Any], ending: Ending) -> None:
+    try:
+        job.sink.end(ending)
+    except Exception:
+        logger.exception("an answer's end could not be told", extra={"request_id": job.request})

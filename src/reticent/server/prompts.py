@@ -45,11 +45,7 @@ class Prompts:
                 raise ApiError(400, str(error), param="prompt") from None
         else:
             tokens = list(prompt)
-            if not all(token < self._vocab_size for token in tokens):
-                raise ApiError(
-                    400, f"A prompt token is outside the vocabulary of {self._vocab_size} tokens.", param="prompt"
-                )
-        return self._of_fitting_length(tokens, "prompt")
+        return self._checked(tokens, "prompt")
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, through the model's chat template, up to where the answer begins.
@@ -75,7 +71,7 @@ class Prompts:
             ) from None
         if not tokens:
             raise ApiError(400, "These messages make an empty prompt.", param="messages")
-        return self._of_fitting_length(tokens, "messages")
+        return self._checked(tokens, "messages")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text, without special tokens."""
@@ -101,7 +97,7 @@ class Prompts:
             )
         return asked
 
-    def _of_fitting_length(self, tokens: list[int], param: str) -> list[int]:
+    def _checked(self, tokens: list[int], param: str) -> list[int]:
         if len(tokens) > self._longest:
             raise ApiError(
                 400,
@@ -109,4 +105,7 @@ class Prompts:
                 param=param,
                 code="context_length_exceeded",
             )
+        # A tokenizer may know tokens, added after training, that the model has no embedding for.
+        if not all(token < self._vocab_size for token in tokens):
+            raise ApiError(400, f"A prompt token is outside the vocabulary of {self._vocab_size} tokens.", param=param)
         return tokens

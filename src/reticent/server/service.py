@@ -8,7 +8,7 @@ from reticent.ledger.api_keys import KeyTable
 from reticent.ledger.database import Database
 from reticent.ledger.usage import UsageTable
 from reticent.pac.curator import Curator
-from reticent.protocols import Ensemble
+from reticent.protocols import InterruptibleEnsemble
 from reticent.server.auth import KeyDirectory
 from reticent.server.batching import Batcher
 from reticent.server.metering import Meters
@@ -66,7 +66,7 @@ def assemble(
     settings: ServerSettings,
     run_id: str,
     started: int,
-    ensemble: Ensemble[Any],
+    ensemble: InterruptibleEnsemble[Any],
     tokenizer: Any,
     deployment: Deployment,
     database: Database,
