@@ -5,7 +5,7 @@ Arrays that cross these interfaces are NumPy arrays on the host; the mechanism n
 Shape suffixes: M worlds, K candidates, V vocabulary.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -65,8 +65,35 @@ class Ensemble(Protocol[C]):
         ...
 
 
-class InterruptibleEnsemble(Ensemble[C], Protocol[C]):
-    """An ensemble that reads prompts in parts, so that others can decode in between."""
+class DraftingEnsemble(Ensemble[C], Protocol[C]):
+    """An ensemble that can compute guessed tokens ahead, in the step of the token before them."""
+
+    def draft(
+        self,
+        contexts: Sequence[C],
+        tokens: Sequence[int],
+        choose: Callable[[int, int, NDArray[np.float32]], int],
+        count: int,
+    ) -> list[list[int]]:
+        """What the public model alone would go on with after the next token of each context.
+
+        Args:
+            contexts: which; not extended.
+            tokens: the token each is about to get.
+            choose: (number of the context, tokens guessed before, public logits float32[V]) -> the token guessed.
+            count: how many at most.
+        """
+        ...
+
+    def extend(
+        self, contexts: Sequence[C], tokens: Sequence[int], guesses: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Append one token to each context, all in one step, and compute what follows if guesses come true."""
+        ...
+
+
+class ServedEnsemble(DraftingEnsemble[C], Protocol[C]):
+    """An ensemble that also reads prompts in parts, so that others can decode in between."""
 
     def opening(self, prompt: Sequence[int]) -> Generator[None, None, C]:
         """`open`, yielding between parts of the work; the context is what the generator returns.

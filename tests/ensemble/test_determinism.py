@@ -16,7 +16,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_engine_parity import NUM_WORLDS, random_adapters
+from tiny_adapters import NUM_WORLDS, random_adapters
 from tiny_models import build_tiny_model
 
 from reticent.ensemble.engine import Engine

@@ -6,24 +6,16 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tiny_adapters import NUM_WORLDS, random_adapters
 from tiny_models import FAMILIES, build_tiny_model
 
-from reticent.ensemble.adapters import StackedAdapters, select_modules
+from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine
 from reticent.ensemble.forward import batched_decoder
 from reticent.errors import InvalidValueError
 
-NUM_WORLDS = 4
 PROMPT = [11, 200, 3, 77, 42, 9, 140]
 CONTINUATION = [5, 250, 33]
-
-
-def random_adapters(decoder: Any, names: list[str], rank: int, top: int | None, seed: int = 1) -> StackedAdapters:
-    generator = torch.Generator().manual_seed(seed)
-    modules = select_modules(decoder.architecture, names, top)
-    down = {m.path: 0.4 * torch.randn(NUM_WORLDS, rank, m.in_features, generator=generator) for m in modules}
-    up = {m.path: 0.4 * torch.randn(NUM_WORLDS, m.out_features, rank, generator=generator) for m in modules}
-    return StackedAdapters(down, up, alpha=2.0 * rank)
 
 
 def peft_logits(family: str, adapters: StackedAdapters, world: int, tokens: list[int], dtype: torch.dtype) -> Any:

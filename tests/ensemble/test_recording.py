@@ -6,7 +6,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from test_engine_parity import PROMPT, random_adapters
+from test_engine_parity import PROMPT
+from tiny_adapters import random_adapters
 from tiny_models import FAMILIES, build_tiny_model
 
 from reticent.ensemble import recording

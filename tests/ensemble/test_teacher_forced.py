@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from test_engine_parity import peft_logits, random_adapters
+from test_engine_parity import peft_logits
+from tiny_adapters import random_adapters
 from tiny_models import FAMILIES, build_tiny_model
 
 from reticent.decoding.votes import top_candidates

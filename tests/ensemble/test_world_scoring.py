@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
-from test_engine_parity import NUM_WORLDS, peft_logits, random_adapters
+from test_engine_parity import peft_logits
+from tiny_adapters import NUM_WORLDS, random_adapters
 from tiny_models import FAMILIES, build_tiny_model, byte_tokenizer
 
 from reticent.adaptation.template import TextTemplate, encode

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from pac.pac_oracles import MemoryStore
 from scipy import stats
+from tiny_adapters import random_adapters
+from tiny_models import build_tiny_model
 
 from reticent.decoding.decoder import cast_votes
 from reticent.decoding.votes import Decoder, DecodingSettings
+from reticent.ensemble.engine import Engine
+from reticent.ensemble.forward import batched_decoder
 from reticent.errors import StorageError
 from reticent.pac.accounting import cap_units, charge_units
 from reticent.pac.curator import Curator, CuratorState
@@ -215,6 +219,21 @@ def test_requests_join_and_leave_a_running_batch(started):
     assert ended_meanwhile == [Ending.LENGTH] * 3
     assert (sink.ending, len(sink.tokens)) == (Ending.CANCELLED, 40)
     assert max(ensemble.batches) > 1
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_guesses_change_no_answer(started, num_drafts):
+    decoder = batched_decoder(build_tiny_model("llama"))
+    engine = Engine(decoder, random_adapters(decoder, ["attention"], 3, 2))
+    answers = []
+    for drafts in (0, num_drafts):
+        jobs = [make_job(prompt=[5] * length, max_tokens=8 + length, seed=length) for length in range(1, 5)]
+        batcher = started(engine, make_curator(secret=1), num_drafts=drafts, max_concurrent=3)
+        batcher.submit(jobs)
+        answers.append([sink.tokens for sink in finish(jobs)])
+        batcher.close(10)
+    assert answers[0] == answers[1]
+    assert [len(answer) for answer in answers[0]] == [9, 10, 11, 12]
 
 
 def test_others_decode_between_the_parts_of_a_long_prompt(started):

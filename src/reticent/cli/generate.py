@@ -11,6 +11,7 @@ import typer
 from reticent.cli.deployment import (
     DEFAULT_STEP_BUDGET,
     DatabaseUrl,
+    Drafts,
     Release,
     RunDirectory,
     StepBudget,
@@ -61,6 +62,7 @@ def generate(
     release: Release = ReleaseLaw.GAUSSIAN,
     temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
+    drafts: Drafts = 0,
     seed: Annotated[
         int | None, typer.Option(help="Fixes the public coins, never the secret or the noise. Fresh unless given.")
     ] = None,
@@ -93,7 +95,7 @@ def generate(
         request = f"cli-{curator.state.tokens_released}"
         coins = PublicCoins.fresh() if seed is None else PublicCoins.from_seed(seed, 0)
         stop = {tokenizer.eos_token_id} - {None}
-        tokens = release_tokens(engine, prompt_tokens, settings, curator, coins, request, max_tokens, stop)
+        tokens = release_tokens(engine, prompt_tokens, settings, curator, coins, request, max_tokens, stop, drafts)
         generation, exhausted = Generation(), None
         try:
             for piece in _pieces(tokens, tokenizer, stop, generation):

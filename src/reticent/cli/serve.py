@@ -10,6 +10,7 @@ import typer
 from reticent.cli.deployment import (
     DEFAULT_STEP_BUDGET,
     DatabaseUrl,
+    Drafts,
     Release,
     RunDirectory,
     StepBudget,
@@ -45,6 +46,7 @@ def serve(
     release: Release = ReleaseLaw.GAUSSIAN,
     temperature_default: Annotated[float, typer.Option(help="Temperature where a request names none.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
+    drafts: Drafts = 0,
     max_concurrent: Annotated[int, typer.Option(help="Answers that are decoded together.")] = _LIMITS.max_concurrent,
     max_queue: Annotated[int, typer.Option(help="Answers that may wait.")] = _LIMITS.max_queue,
     max_prompt_tokens: Annotated[
@@ -74,7 +76,7 @@ def serve(
         default_max_tokens=default_max_tokens,
     )
     decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates, release)
-    settings = ServerSettings(name or run.resolve().name, decoding, on_exhausted, log_texts, limits)
+    settings = ServerSettings(name or run.resolve().name, decoding, on_exhausted, log_texts, limits, drafts)
     _serve(run, settings, total_budget, database_url, host, port, model, dtype, device)
 
 

@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
+from reticent.decoding.drafts import Continuation, extend_with_drafts
 from reticent.decoding.votes import Decoder, DecodingSettings, greedy_votes, gumbel_votes, top_candidates
 from reticent.errors import InvalidValueError
 from reticent.pac.curator import Curator
-from reticent.protocols import C, Ensemble
+from reticent.protocols import C, DraftingEnsemble, Ensemble
 from reticent.randomness import PublicCoins
 
 
@@ -58,7 +59,7 @@ def cast_votes(
 
 
 def generate(
-    ensemble: Ensemble[C],
+    ensemble: DraftingEnsemble[C],
     prompt_tokens: Sequence[int],
     settings: DecodingSettings,
     curator: Curator,
@@ -66,6 +67,7 @@ def generate(
     request_id: str,
     max_tokens: int,
     stop_tokens: Collection[int] = (),
+    num_drafts: int = 0,
 ) -> Iterator[GeneratedToken]:
     """Release up to `max_tokens` tokens that continue a prompt, one by one.
 
@@ -78,12 +80,14 @@ def generate(
         request_id: names the request in the release records; public.
         max_tokens: at least 1. The context window may end generation earlier.
         stop_tokens: ids that end generation once released.
+        num_drafts: tokens guessed ahead by the public model and computed in one step; see `decoding.drafts`.
 
     Raises:
         InvalidValueError: an argument is outside its range; raised here, before anything is computed or charged.
         BudgetExhaustedError: while iterating, where the account does not cover the next token.
     """
     _validate.integer_in_range("max_tokens", max_tokens, 1)
+    _validate.integer_in_range("drafts", num_drafts, 0)
     room = _room_after(prompt_tokens, ensemble)
     if settings.num_candidates > ensemble.vocab_size:
         raise InvalidValueError(
@@ -91,12 +95,20 @@ def generate(
         )
     num_steps = min(max_tokens, room)
     return _token_loop(
-        ensemble, list(prompt_tokens), settings, curator, coins, request_id, num_steps, frozenset(stop_tokens)
+        ensemble,
+        list(prompt_tokens),
+        settings,
+        curator,
+        coins,
+        request_id,
+        num_steps,
+        frozenset(stop_tokens),
+        num_drafts,
     )
 
 
 def _token_loop(
-    ensemble: Ensemble[C],
+    ensemble: DraftingEnsemble[C],
     prompt_tokens: list[int],
     settings: DecodingSettings,
     curator: Curator,
@@ -104,6 +116,7 @@ def _token_loop(
     request_id: str,
     num_steps: int,
     stop_tokens: frozenset[int],
+    num_drafts: int,
 ) -> Iterator[GeneratedToken]:
     context = ensemble.open(prompt_tokens)
     coin_key = None if settings.decoder is Decoder.GREEDY else coins.key
@@ -120,7 +133,8 @@ def _token_loop(
         yield GeneratedToken(released.token, released.num_active)
         if released.token in stop_tokens or step + 1 == num_steps:
             return
-        ensemble.extend([context], [released.token])
+        goes_on = Continuation(released.token, settings, coins, step + 1, num_steps - step - 1)
+        extend_with_drafts(ensemble, [context], [goes_on], num_drafts)
 
 
 def _room_after(prompt_tokens: Sequence[int], ensemble: Ensemble[C]) -> int:

@@ -10,6 +10,8 @@ from torch.nn import functional
 _LONGEST_MATERIALISED = 512
 """Up to this many keys, keeping the attention weights for the backward pass is several times faster on a processor than
 recomputing them; beyond it their memory would grow with the square of the length."""
+_MOST_GROUPED_QUERIES = 16
+"""So few queries of grouped heads read the keys of their group together."""
 
 
 def causal_attention(
@@ -33,32 +35,28 @@ def causal_attention(
     return _fused(query_BQHC, key_BTKC, value_BTKC, scale, bias, is_causal=bias is None and num_queries > 1)
 
 
-def biases_up_to(position: Tensor, num_keys: int, alibi_slopes_H: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What `cached_attention` adds to scores where only the keys up to `position`, a tensor int64[1], hold anything.
+def biases_up_to(positions_Q: Tensor, num_keys: int, alibi_slopes_H: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What `cached_attention` adds to scores where each query sees the keys up to its position, int64[Q].
 
-    No shape and no host decision depends on the position, so the step can be recorded once and replayed.
+    No shape and no host decision depends on the positions, so the step can be recorded once and replayed.
 
     Returns:
-        [1, 1, 1, T], or with linear biases [1, H, 1, T].
+        [1, 1, Q, T], or with linear biases [1, H, Q, T].
     """
-    key_at = torch.arange(num_keys, device=position.device)
-    bias = torch.zeros(1, 1, 1, num_keys, device=position.device).masked_fill(key_at > position, -torch.inf)
-    if alibi_slopes_H is not None:
-        bias = bias + alibi_slopes_H[:, None, None] * (key_at - position)
-    return bias.to(dtype)
+    return _biases(positions_Q[:, None], num_keys, alibi_slopes_H, positions_Q.device).to(dtype)
 
 
-def cached_attention(query_B1HC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor) -> Tensor:
-    """Attention of one query over a cache with room for later positions; see `biases_up_to`."""
-    return _fused(query_B1HC, key_BTKC, value_BTKC, scale, bias, is_causal=False)
+def cached_attention(query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor) -> Tensor:
+    """Attention of some queries over a cache with room for later positions; see `biases_up_to`."""
+    return _fused(query_BQHC, key_BTKC, value_BTKC, scale, bias, is_causal=False)
 
 
 def _fused(
     query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor | None, *, is_causal: bool
 ) -> Tensor:
     num_heads, num_groups = query_BQHC.shape[2], key_BTKC.shape[2]
-    if query_BQHC.shape[1] == 1 and num_groups < num_heads:
-        return _one_query(query_BQHC, key_BTKC, value_BTKC, scale, bias)
+    if num_groups < num_heads and query_BQHC.shape[1] <= _MOST_GROUPED_QUERIES and not is_causal:
+        return _grouped(query_BQHC, key_BTKC, value_BTKC, scale, bias)
     return functional.scaled_dot_product_attention(
         query_BQHC.transpose(1, 2),
         key_BTKC.transpose(1, 2),
@@ -70,33 +68,39 @@ def _fused(
     ).transpose(1, 2)
 
 
-def _one_query(query_B1HC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """`_fused` for one query and grouped heads, which stand as queries of their group: each key is read once."""
-    num_heads, num_groups = query_B1HC.shape[2], key_BTKC.shape[2]
+def _grouped(query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """`_fused` for few queries: heads stand as further queries of their group, so that each key is read once."""
+    batch, num_queries, num_heads, head_dim = query_BQHC.shape
+    num_groups = key_BTKC.shape[2]
     group_size = num_heads // num_groups
-    if bias is not None and bias.shape[1] == num_heads:
-        bias = bias.view(1, num_groups, group_size, -1)
-    mixed_BKQC = functional.scaled_dot_product_attention(
-        query_B1HC.view(-1, num_groups, group_size, query_B1HC.shape[3]),
+    query_BKgQC = query_BQHC.reshape(batch, num_queries, num_groups, group_size, head_dim).permute(0, 2, 3, 1, 4)
+    if bias is not None and num_queries * bias.shape[1] > 1:
+        per_head = bias.expand(1, num_heads, num_queries, -1)
+        bias = per_head.reshape(1, num_groups, group_size * num_queries, -1)
+    mixed = functional.scaled_dot_product_attention(
+        query_BKgQC.reshape(batch, num_groups, group_size * num_queries, head_dim),
         key_BTKC.transpose(1, 2),
         value_BTKC.transpose(1, 2),
         attn_mask=bias,
         scale=scale,
     )
-    return mixed_BKQC.flatten(1, 2)[:, None]
+    return mixed.view(batch, num_heads, num_queries, head_dim).transpose(1, 2)
 
 
 def _causal_bias(num_queries: int, num_keys: int, alibi_slopes_H: Tensor | None, like: Tensor) -> Tensor:
-    """What is added to scaled scores: minus infinity ahead of the query.
+    """`_biases` of the last queries of a text."""
+    query_at = torch.arange(num_keys - num_queries, num_keys, device=like.device)[:, None]
+    return _biases(query_at, num_keys, alibi_slopes_H, like.device).to(like.dtype)
+
+
+def _biases(query_at: Tensor, num_keys: int, alibi_slopes_H: Tensor | None, device: torch.device) -> Tensor:
+    """What is added to scaled scores of queries at positions [Q, 1]: minus infinity ahead of each.
 
     Four dimensions, [1, 1, Q, T] or with linear biases [1, H, Q, T]: with three torch leaves its fused attention.
     """
-    key_at = torch.arange(num_keys, device=like.device)
-    query_at = key_at[num_keys - num_queries :, None]
-    bias = torch.zeros(1, 1, num_queries, num_keys, device=like.device).masked_fill(key_at > query_at, -torch.inf)
-    if alibi_slopes_H is not None:
-        bias = bias + alibi_slopes_H[:, None, None] * (key_at - query_at)
-    return bias.to(like.dtype)
+    key_at = torch.arange(num_keys, device=device)
+    bias = torch.zeros(1, 1, len(query_at), num_keys, device=device).masked_fill(key_at > query_at, -torch.inf)
+    return bias if alibi_slopes_H is None else bias + alibi_slopes_H[:, None, None] * (key_at - query_at)
 
 
 def _materialised(

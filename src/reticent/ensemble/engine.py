@@ -8,7 +8,7 @@ Shape suffixes: G rows (1 + M), M worlds, N tokens, T cached positions, H key-va
 size, K candidates, V vocabulary.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,11 +18,13 @@ from torch import Tensor
 
 from reticent.ensemble.adapted_blocks import AdaptedBlocks
 from reticent.ensemble.adapters import StackedAdapters
-from reticent.ensemble.attention import biases_up_to, cached_attention
 from reticent.ensemble.cache import LayerCache
+from reticent.ensemble.decode_steps import DecodeSteps, Run
 from reticent.ensemble.forward import Attend, BatchedDecoder
-from reticent.ensemble.recording import CachedContext, StepRecorder
 from reticent.errors import InvalidValueError
+
+Choose = Callable[[int, int, NDArray[np.float32]], int]
+"""(number of the context, tokens guessed before, public logits float32[V]) -> the token guessed."""
 
 _CACHE_BLOCK = 32
 _RECORDED_CACHE_BLOCK = 256
@@ -34,16 +36,33 @@ long other answers wait for one part of it."""
 
 @dataclass(eq=False)
 class EngineContext:
-    """One token sequence as the engine holds it; made by `Engine.open`."""
+    """One token sequence as the engine holds it; made by `Engine.open`.
+
+    Attributes:
+        caches: one a block; what they hold beyond `length` is a guess.
+        tokens: the sequence.
+        final_hidden_GD: final hidden states after its last token.
+        ahead: guessed tokens that go on from there, each with the final hidden states after it.
+    """
 
     caches: list[LayerCache]
     tokens: list[int] = field(default_factory=list)
     final_hidden_GD: Tensor | None = None
+    ahead: list[tuple[int, Tensor]] = field(default_factory=list)
 
     @property
     def length(self) -> int:
         """Number of tokens the context holds."""
         return len(self.tokens)
+
+    def foresees(self, token: int) -> bool:
+        """Whether the token is the next one guessed, so that appending it needs no computation."""
+        return bool(self.ahead) and self.ahead[0][0] == token
+
+    def append(self, token: int, final_hidden_GD: Tensor, ahead: list[tuple[int, Tensor]]) -> None:
+        """Take the next token and what is known after it."""
+        self.tokens.append(token)
+        self.final_hidden_GD, self.ahead = final_hidden_GD, ahead
 
 
 class Engine:
@@ -54,11 +73,11 @@ class Engine:
 
     def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters, record_steps: bool | None = None) -> None:
         """Take a decoder and the worlds' adapters; `record_steps` replays decode steps, by default on CUDA only."""
-        device = decoder.architecture.device
-        records = device.type == "cuda" if record_steps is None else record_steps
-        self._recorder = StepRecorder(device) if records else None
+        records = decoder.architecture.device.type == "cuda" if record_steps is None else record_steps
         self._decoder = decoder
         self._blocks = AdaptedBlocks(decoder, adapters)
+        self._steps = DecodeSteps(decoder, self._blocks, records)
+        self._cache_block = _RECORDED_CACHE_BLOCK if records else _CACHE_BLOCK
 
     @property
     def num_worlds(self) -> int:
@@ -94,14 +113,13 @@ class Engine:
     def opening(self, prompt: Sequence[int]) -> Generator[None, None, EngineContext]:
         """`open`, yielding between parts of the work; the context is what the generator returns."""
         self._check_prompt(prompt)
-        if self._recorder is not None:
-            self._recorder.forget_gone()
-        block = _CACHE_BLOCK if self._recorder is None else _RECORDED_CACHE_BLOCK
-        context = EngineContext([LayerCache(block) for _ in range(self._decoder.num_layers)], list(prompt))
+        self._steps.forget_gone()
+        caches = [LayerCache(self._cache_block) for _ in range(self._decoder.num_layers)]
+        context = EngineContext(caches, list(prompt))
         device = self._decoder.architecture.device
         positions_N = torch.arange(len(prompt), device=device)
         trunk_1ND = self._blocks.run_trunk(
-            torch.tensor(context.tokens, device=device), positions_N, self._cached_attention([context], [0])
+            torch.tensor(context.tokens, device=device), positions_N, self._trunk_attention(context)
         )
         finals = []
         for some in self._blocks.parts(_PREFILL_TOKENS, len(prompt)):
@@ -114,30 +132,72 @@ class Engine:
         return context
 
     @torch.inference_mode()
-    def extend(self, contexts: Sequence[EngineContext], tokens: Sequence[int]) -> None:
+    def extend(
+        self,
+        contexts: Sequence[EngineContext],
+        tokens: Sequence[int],
+        guesses: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Append one token to each context, all in one step.
 
+        Args:
+            contexts: what to extend.
+            tokens: the token each gets.
+            guesses: tokens that may follow it, from `draft`. They are computed in the same step; a later token that is
+                the one guessed costs nothing, and any other leaves no trace of the guesses.
+
         Raises:
-            InvalidValueError: a context is full, or the two lists differ in length.
+            InvalidValueError: a context is full, or the lists differ in length.
         """
-        if len(contexts) != len(tokens):
+        guesses = [()] * len(contexts) if guesses is None else guesses
+        if not len(contexts) == len(tokens) == len(guesses):
             raise InvalidValueError(f"{len(contexts)} contexts but {len(tokens)} tokens; give one token a context")
-        if not contexts:
-            return
-        cached_lens = [context.length for context in contexts]
-        if any(length >= self.context_length for length in cached_lens):
+        if any(context.length >= self.context_length for context in contexts):
             raise InvalidValueError(f"a context already holds {self.context_length} tokens, the model's context length")
-        if self._recorder is not None:
-            final_GND = self._recorded_step(self._recorder, contexts, tokens, cached_lens)
-        else:
-            device = self._decoder.architecture.device
-            attend = self._cached_attention(contexts, cached_lens)
-            final_GND = self._step(
-                torch.tensor(tokens, device=device), torch.tensor(cached_lens, device=device), attend
+        runs, unforeseen = [], []
+        for context, token, guess in zip(contexts, tokens, guesses, strict=True):
+            if context.foresees(token):
+                _, final_hidden_GD = context.ahead[0]
+                context.append(token, final_hidden_GD, context.ahead[1:])
+            else:
+                run = [token, *guess][: self.context_length - context.length]
+                runs.append(Run(context, context.length, run))
+                unforeseen.append(context)
+        if not runs:
+            return
+        final_GND, first = self._steps.all_rows(runs), 0
+        for context, computed in zip(unforeseen, runs, strict=True):
+            after = [(token, final_GND[:, first + offset]) for offset, token in enumerate(computed.tokens)]
+            context.append(*after[0], after[1:])
+            first += len(after)
+
+    @torch.inference_mode()
+    def draft(
+        self, contexts: Sequence[EngineContext], tokens: Sequence[int], choose: Choose, count: int
+    ) -> list[list[int]]:
+        """What the public model alone would go on with after the next token of each context.
+
+        Args:
+            contexts: which; unchanged but for what their caches hold beyond their length.
+            tokens: the token each is about to get.
+            choose: picks a token.
+            count: how many at most; fewer where the context window ends. None where the token is foreseen.
+        """
+        runs = [[token] for token in tokens]
+        for ahead in range(count):
+            drafting = [
+                number
+                for number, context in enumerate(contexts)
+                if not context.foresees(tokens[number]) and context.length + ahead + 1 < self.context_length
+            ]
+            if not drafting:
+                break
+            hidden_1ND = self._steps.public_row(
+                [Run(contexts[number], contexts[number].length + ahead, runs[number][-1:]) for number in drafting]
             )
-        for position, (context, token) in enumerate(zip(contexts, tokens, strict=True)):
-            context.tokens.append(token)
-            context.final_hidden_GD = final_GND[:, position]
+            for logits_V, number in zip(self._decoder.logits(hidden_1ND[0]).cpu().numpy(), drafting, strict=True):
+                runs[number].append(choose(number, ahead, logits_V))
+        return [run[1:] for run in runs]
 
     @torch.inference_mode()
     def public_logits(self, context: EngineContext) -> NDArray[np.float32]:
@@ -161,44 +221,6 @@ class Engine:
                 "this model's, or knows tokens that were added later"
             )
 
-    def _step(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """All blocks for one new token a context; final hidden states [1 + M, N, D]."""
-        trunk_1ND = self._blocks.run_trunk(tokens_N, positions_N, attend)
-        return self._decoder.final_hidden(self._blocks.run_rows(trunk_1ND, positions_N, attend, skip=1))
-
-    def _recorded_step(
-        self,
-        recorder: StepRecorder,
-        contexts: Sequence[EngineContext],
-        tokens: Sequence[int],
-        cached_lens: Sequence[int],
-    ) -> Tensor:
-        """`_step` without a shape or a host decision that depends on lengths, replayed where it can be."""
-        for context, cached_len in zip(contexts, cached_lens, strict=True):
-            for cache in context.caches:
-                cache.reserve(cached_len)
-        return recorder.run(self._step_in_place, contexts, tokens, cached_lens)
-
-    def _step_in_place(self, contexts: Sequence[CachedContext], tokens_N: Tensor, positions_N: Tensor) -> Tensor:
-        """`_step` for contexts with room for one more position; see `recording.StepFunction`."""
-        architecture = self._decoder.architecture
-        slopes_H = architecture.alibi_slopes_H
-        biases = [
-            biases_up_to(positions_N[index : index + 1], context.caches[0].capacity, slopes_H, architecture.dtype)
-            for index, context in enumerate(contexts)
-        ]
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            scale = architecture.layers[layer].attention_scale
-            mixed = []
-            for index, context in enumerate(contexts):
-                here = slice(index, index + 1)
-                stored = context.caches[layer].store_at(positions_N[here], key[:, here], value[:, here])
-                mixed.append(cached_attention(query[:, here], *stored, scale, biases[index]))
-            return torch.cat(mixed, dim=1)
-
-        return self._step(tokens_N, positions_N, attend)
-
     def _storing_attention(self, context: EngineContext, first_row: int) -> Attend:
         """Attention within a prompt for some consecutive rows, whose keys and values go to the caches."""
         # Where the lowest adapter sits behind attention, that block's keys and values are still common to all rows.
@@ -213,19 +235,11 @@ class Engine:
 
         return attend
 
-    def _cached_attention(self, contexts: Sequence[EngineContext], cached_lens: Sequence[int]) -> Attend:
-        """Attention of new tokens over each context's cache; several contexts bring one new token each."""
+    def _trunk_attention(self, context: EngineContext) -> Attend:
+        """Attention within a prompt for the one row of the trunk."""
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if len(contexts) == 1:
-                keys, values = contexts[0].caches[layer].append(cached_lens[0], key, value)
-                return self._decoder.attention_over(layer, query, keys, values)
-            mixed = []
-            for position, (context, cached_len) in enumerate(zip(contexts, cached_lens, strict=True)):
-                here = slice(position, position + 1)
-                keys, values = context.caches[layer].append(cached_len, key[:, here], value[:, here])
-                mixed.append(self._decoder.attention_over(layer, query[:, here], keys, values))
-            return torch.cat(mixed, dim=1)
+            return self._decoder.attention_over(layer, query, *context.caches[layer].append(0, key, value))
 
         return attend
 

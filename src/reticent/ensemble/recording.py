@@ -45,13 +45,29 @@ class StepRecorder:
         self._recordings: list[_Recording] = []
 
     def run(
-        self, step: StepFunction, contexts: Sequence[CachedContext], tokens: Sequence[int], positions: Sequence[int]
+        self,
+        step: StepFunction,
+        contexts: Sequence[CachedContext],
+        counts: Sequence[int],
+        tokens: Sequence[int],
+        positions: Sequence[int],
     ) -> Tensor:
-        """Compute a step whose contexts have room for one more position; returns final hidden states, [G, N, D]."""
+        """Compute a step.
+
+        Args:
+            step: what to compute; the same for contexts and counts that are the same.
+            contexts: with room for the new positions.
+            counts: how many tokens each brings.
+            tokens: of all contexts, side by side.
+            positions: where they stand.
+
+        Returns:
+            Final hidden states, [G, N, D].
+        """
         self.forget_gone()
-        recording = next((known for known in self._recordings if known.is_of(contexts)), None)
+        recording = next((known for known in self._recordings if known.is_of(contexts, counts)), None)
         if recording is None:
-            self._recordings = [*self._recordings[1 - _MOST_RECORDINGS :], _Recording(contexts, self._device)]
+            self._recordings = [*self._recordings[1 - _MOST_RECORDINGS :], _Recording(contexts, counts, self._device)]
             return step(contexts, *(torch.tensor(ids, device=self._device) for ids in (tokens, positions)))
         # The one used last is the last to go.
         self._recordings.remove(recording)
@@ -66,11 +82,12 @@ class StepRecorder:
 class _Recording:
     """One step for fixed contexts with fixed room in their caches."""
 
-    def __init__(self, contexts: Sequence[CachedContext], device: torch.device) -> None:
+    def __init__(self, contexts: Sequence[CachedContext], counts: Sequence[int], device: torch.device) -> None:
+        self._counts = list(counts)
         self._contexts = [weakref.ref(context) for context in contexts]
         self._room = _rooms(contexts)
-        self._tokens = torch.zeros(len(contexts), dtype=torch.int64, device=device)
-        self._positions = torch.zeros(len(contexts), dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(sum(counts), dtype=torch.int64, device=device)
+        self._positions = torch.zeros(sum(counts), dtype=torch.int64, device=device)
         self._launch: Callable[[], Tensor] | None = None
 
     @property
@@ -79,10 +96,14 @@ class _Recording:
         contexts = self._alive()
         return len(contexts) == len(self._contexts) and _rooms(contexts) == self._room
 
-    def is_of(self, contexts: Sequence[CachedContext]) -> bool:
-        """Whether a step of these contexts is the step of this recording."""
+    def is_of(self, contexts: Sequence[CachedContext], counts: Sequence[int]) -> bool:
+        """Whether a step of so many tokens of these contexts is the step of this recording."""
         mine = self._alive()
-        return len(contexts) == len(mine) and all(a is b for a, b in zip(contexts, mine, strict=True))
+        return (
+            list(counts) == self._counts
+            and len(contexts) == len(mine)
+            and all(a is b for a, b in zip(contexts, mine, strict=True))
+        )
 
     def replay(self, step: StepFunction, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Compute the step, recording it the first time."""

@@ -15,7 +15,7 @@ from reticent.errors import InvalidValueError
 from reticent.evaluation.sessions import SessionOutcomes, SessionSettings
 from reticent.pac.curator import Curator, CuratorState, ReleaseRecord
 from reticent.pac.posterior import Posterior
-from reticent.protocols import C, Ensemble
+from reticent.protocols import C, DraftingEnsemble
 from reticent.randomness import PublicCoins, SeededNoise
 
 
@@ -31,7 +31,10 @@ class NothingKept:
 
 
 def free_running_sessions(
-    ensemble: Ensemble[C], prompts: Sequence[Sequence[int]], decoding: DecodingSettings, settings: SessionSettings
+    ensemble: DraftingEnsemble[C],
+    prompts: Sequence[Sequence[int]],
+    decoding: DecodingSettings,
+    settings: SessionSettings,
 ) -> SessionOutcomes:
     """Run `num_sessions` deployments of `num_queries` queries, each answered with `tokens_per_query` tokens.
 

@@ -28,8 +28,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
+from reticent.decoding.drafts import Continuation, extend_with_drafts
 from reticent.pac.curator import Curator
-from reticent.protocols import C, InterruptibleEnsemble
+from reticent.protocols import C, ServedEnsemble
 from reticent.server.jobs import Ending, FairQueue, Job, TokenSource
 from reticent.server.stepping import Step, decode_step
 
@@ -75,17 +76,19 @@ class Batcher(Generic[C]):
         max_concurrent: answers in the batch.
         max_queue: answers that may wait.
         public_fallback: whether the public model goes on where the budget ends.
+        num_drafts: tokens guessed ahead for each answer; see `decoding.drafts`.
     """
 
     def __init__(
         self,
-        ensemble: InterruptibleEnsemble[C],
+        ensemble: ServedEnsemble[C],
         curator: Curator,
         observer: Observer,
         *,
         max_concurrent: int,
         max_queue: int,
         public_fallback: bool = False,
+        num_drafts: int = 0,
     ) -> None:
         self._ensemble = ensemble
         self._curator = curator
@@ -93,6 +96,7 @@ class Batcher(Generic[C]):
         self._max_concurrent = max_concurrent
         self._max_queue = max_queue
         self._public_fallback = public_fallback
+        self._num_drafts = num_drafts
         self._waiting: FairQueue[C] = FairQueue()
         self._active: list[Job[C]] = []
         self._reading: _Reading[C] | None = None
@@ -259,8 +263,12 @@ class Batcher(Generic[C]):
         contexts = [job.context for job, _ in continuing if job.context is not None]
         if not contexts:
             return
+        going_on = [
+            Continuation(token, job.settings, job.coins, job.step, job.max_tokens - job.step)
+            for job, token in continuing
+        ]
         try:
-            self._ensemble.extend(contexts, [token for _, token in continuing])
+            extend_with_drafts(self._ensemble, contexts, going_on, self._num_drafts)
         except Exception:
             logger.exception("contexts could not be extended")
             for job, _ in continuing:

@@ -8,7 +8,7 @@ from reticent.ledger.api_keys import KeyTable
 from reticent.ledger.database import Database
 from reticent.ledger.usage import UsageTable
 from reticent.pac.curator import Curator
-from reticent.protocols import InterruptibleEnsemble
+from reticent.protocols import ServedEnsemble
 from reticent.server.auth import KeyDirectory
 from reticent.server.batching import Batcher
 from reticent.server.metering import Meters
@@ -66,7 +66,7 @@ def assemble(
     settings: ServerSettings,
     run_id: str,
     started: int,
-    ensemble: InterruptibleEnsemble[Any],
+    ensemble: ServedEnsemble[Any],
     tokenizer: Any,
     deployment: Deployment,
     database: Database,
@@ -100,6 +100,7 @@ def assemble(
         max_concurrent=limits.max_concurrent,
         max_queue=limits.max_queue,
         public_fallback=settings.on_exhausted is OnExhausted.PUBLIC,
+        num_drafts=settings.num_drafts,
     )
     metrics.watch(batcher)
     return Service(

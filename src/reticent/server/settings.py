@@ -60,6 +60,7 @@ class ServerSettings:
         on_exhausted: what happens once the budget is spent.
         log_texts: whether prompts and answers are written to the log.
         limits: bounds on what clients may ask for.
+        num_drafts: tokens the public model guesses ahead for each answer; see `decoding.drafts`.
     """
 
     model_name: str
@@ -67,3 +68,7 @@ class ServerSettings:
     on_exhausted: OnExhausted = OnExhausted.REFUSE
     log_texts: bool = False
     limits: Limits = field(default_factory=Limits)
+    num_drafts: int = 0
+
+    def __post_init__(self) -> None:
+        _validate.integer_in_range("drafts", self.num_drafts, 0)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from reticent.decoding.decoder import cast_votes
-from reticent.decoding.votes import Decoder, greedy_votes, gumbel_votes, top_candidates
+from reticent.decoding.drafts import public_vote
+from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError, ReticentError
 from reticent.pac.accounting import charge_units
 from reticent.pac.curator import Ballot, Curator
@@ -108,21 +109,13 @@ def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step:
 
 def _continue_in_public(ensemble: Ensemble[C], job: Job[C], step: Step[C]) -> None:
     """Let the public model choose a job's next token from its own candidates, with the job's coins; nothing private."""
-    settings = job.settings
     try:
-        logits_V = ensemble.public_logits(_context(job))
-        candidates_K = top_candidates(logits_V, settings.num_candidates)
-        logits_1K = logits_V[candidates_K][None]
-        if settings.decoder is Decoder.GREEDY:
-            vote = greedy_votes(logits_1K, candidates_K)
-        else:
-            coins_K = job.coins.gumbel(job.step, candidates_K.size)
-            vote = gumbel_votes(logits_1K, candidates_K, coins_K, settings.temperature)
+        token = public_vote(ensemble.public_logits(_context(job)), job.settings, job.coins, job.step)
     except Exception:
         logger.exception("the public model gave no token", extra={"request_id": job.request})
         step.ended.append((job, Ending.FAULT))
         return
-    step.tokens.append((job, int(vote[0]), TokenSource.PUBLIC))
+    step.tokens.append((job, token, TokenSource.PUBLIC))
 
 
 def _context(job: Job[C]) -> C:
