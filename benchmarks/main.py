@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     *auditing.BENCHMARKS,
 )
 CURVE = "curve"
-_CURVE_WEIGHT = 1080.0
+_CURVE_WEIGHT = 700.0
 _FILE_WIDTH = 130
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +103,7 @@ class _Run:
         self._done_weight, self._began = 0.0, time.monotonic()
         self._total_weight = sum(b.weight for b in self._chosen) + _CURVE_WEIGHT * self._with_curve
         self._results: dict[str, Any] = {
-            "started": _now(),
+            "started": report.timestamp(),
             "finished": None,
             "machine": machine.description(workspace.device),
             "setting": {
@@ -130,7 +129,7 @@ class _Run:
             self._workspace.forget_peers()
             concurrency.curve(self._workspace, self._keep_curve)
             self._done(_CURVE_WEIGHT)
-        self._results["finished"] = _now()
+        self._results["finished"] = report.timestamp()
         report.write_results(self._out, self._results)
         return self._results
 
@@ -215,7 +214,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="FILE", help="where the results go (default: benchmarks/out/results.json)")
     add("--write-docs", action="store_true", help="measure nothing; rewrite docs/performance.md from the results file")
     return parser
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
