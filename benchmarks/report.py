@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rows import Benchmark, Measured
+from reticent.errors import InvalidValueError
 
 BEGIN, END = "<!-- begin: python -m benchmarks --write-docs -->", "<!-- end -->"
 _NOTHING = "-"
+_KEYS = {"started", "finished", "machine", "setting", "peaks", "rows", "curve"}
 
 Row = dict[str, Any]
 
@@ -60,6 +62,24 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     _replace(path, json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def read_results(path: Path) -> dict[str, Any]:
+    """What `write_results` wrote.
+
+    Raises:
+        InvalidValueError: there is no such file, or it is something else.
+    """
+    remedy = "measure with `make bench` first, or name a results file with --out"
+    try:
+        results = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidValueError(f"no results in {path} ({error.strerror}); {remedy}") from None
+    except ValueError:
+        raise InvalidValueError(f"{path} is not JSON; {remedy}") from None
+    if not isinstance(results, dict) or not results.keys() >= _KEYS:
+        raise InvalidValueError(f"{path} holds no results of this benchmark; {remedy}")
+    return results
+
+
 def print_table(results: dict[str, Any], console: Console) -> None:
     """One table with everything."""
     table = Table()
@@ -83,13 +103,15 @@ def write_docs(results: dict[str, Any], path: Path) -> None:
     """Replace what stands between the two marks of `docs/performance.md`.
 
     Raises:
-        ValueError: the marks are not there.
+        InvalidValueError: the marks are not there.
     """
     text = path.read_text("utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path} lacks the marks {BEGIN!r} and {END!r} between which the table stands")
+        raise InvalidValueError(
+            f"{path} lacks the marks {BEGIN!r} and {END!r} between which the table stands; put them back"
+        )
     _replace(path, f"{before}{BEGIN}\n{markdown(results)}{END}{after}")
 
 
