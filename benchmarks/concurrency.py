@@ -1,27 +1,32 @@
 """Row and curve on several requests in one step."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 
 from benchmarks import limits, parity
-from benchmarks.decoding import check_engine, start_of
+from benchmarks.decoding import check_engine
+from benchmarks.report import timestamp
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import interleaved, median_ms
+from benchmarks.timing import interleaved
 from benchmarks.workspace import Workspace
 from reticent.decoding.votes import top_candidates
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine, EngineContext
 
 _MOST_CACHE_BYTES = 16 * 2**30
+_ALONE = 1
+"""First token of the request that steps alone; the others' differ from it and from one another."""
 
 
 class Requests:
     """Some contexts of one engine that decode in one step; the first world's vote is the next token."""
 
-    def __init__(self, engine: Engine, contexts: list[EngineContext], num_candidates: int) -> None:
+    def __init__(self, engine: Engine, contexts: Sequence[EngineContext], first: int, num_candidates: int) -> None:
+        """Take the contexts; their first tokens are `first`, `first` + 1, …."""
         self._engine = engine
         self._contexts = contexts
         self._num_candidates = num_candidates
-        self._next = [1 + position for position in range(len(contexts))]
+        self._next = [first + position for position in range(len(contexts))]
 
     def step(self) -> None:
         """Extend every context, and evaluate the public model and all worlds for each."""
@@ -33,6 +38,32 @@ class Requests:
             self._next.append(int(candidates_K[logits_MK[0].argmax()]))
 
 
+class PromptContexts:
+    """Contexts that hold one prompt, which is read once; copied for a second request, taken back for a second use."""
+
+    def __init__(self, engine: Engine, prompt: Sequence[int], steps: int) -> None:
+        """Read the prompt, and make room for so many steps, so that no cache grows while they are timed."""
+        first = engine.open(prompt)
+        self._prompt, self._final_hidden = list(prompt), first.final_hidden_GD
+        self._contexts = [first]
+        for _ in range(steps):
+            engine.extend([first], [_ALONE])
+
+    def take(self, count: int) -> list[EngineContext]:
+        """So many contexts at the end of the prompt; those taken before are among them, taken back to it."""
+        while len(self._contexts) < count:
+            self._contexts.append(copy.deepcopy(self._contexts[0]))
+        for context in self._contexts:
+            # What caches hold behind the prompt is overwritten before it is read.
+            context.tokens, context.final_hidden_GD = list(self._prompt), self._final_hidden
+        return self._contexts[:count]
+
+
+def start_length(context: int, steps: int) -> int:
+    """Tokens to begin with, so that contexts hold `context` tokens on average in the steps after a warm-up step."""
+    return max(2, context - (steps + 3) // 2)
+
+
 def concurrent_requests(workspace: Workspace) -> Measured:
     """Tokens a second of several requests in one step, over those of one request alone."""
     sizes = workspace.sizes
@@ -40,11 +71,11 @@ def concurrent_requests(workspace: Workspace) -> Measured:
     engine = Engine(workspace.decoder, adapters)
     check_engine(workspace, engine, adapters, workspace.prompt(sizes.context))
     _check_together(workspace, engine, adapters)
-    length = len(start_of(workspace, sizes.pairs))
-    contexts = [engine.open(workspace.prompt(length, number)) for number in range(sizes.requests + 1)]
-    alone = Requests(engine, contexts[:1], sizes.num_candidates)
-    together = Requests(engine, contexts[1:], sizes.num_candidates)
     pairs = max(sizes.heavy_pairs, sizes.pairs // 2)
+    length = start_length(sizes.context, pairs)
+    contexts = [engine.open(workspace.prompt(length, number)) for number in range(sizes.requests + 1)]
+    alone = Requests(engine, contexts[:1], _ALONE, sizes.num_candidates)
+    together = Requests(engine, contexts[1:], _ALONE + 1, sizes.num_candidates)
     times = interleaved(alone.step, together.step, pairs, device=workspace.device).scaled(sizes.requests)
     shape = limits.StepShape(requests=sizes.requests, context=sizes.context, candidates=sizes.num_candidates)
     least = limits.step_ms(workspace.architecture, adapters, shape, workspace.peaks)
@@ -67,46 +98,57 @@ def _check_together(workspace: Workspace, engine: Engine, adapters: StackedAdapt
 def curve(workspace: Workspace, on_points: Callable[[list[dict[str, object]]], None]) -> None:
     """Milliseconds of a step for worlds × requests × contexts; combinations beyond 16 GiB of caches are skipped.
 
-    Steps of several requests alternate with steps of another one alone, which they are compared with: a point takes
-    minutes to set up, and in that time a shared machine changes. Calls `on_points` with all points so far whenever a
-    context's requests are measured.
+    Steps of a point's requests alternate with steps of another request alone, which they are compared with; one request
+    is compared with another one too, which shows what the curve can tell apart. All contexts of a point hold the same
+    prompt in caches of their own, and the stated number of tokens on average. Calls `on_points` with all points so far
+    whenever a context's requests are measured.
     """
     points: list[dict[str, object]] = []
     sizes = workspace.sizes
     for num_worlds in sizes.curve_worlds:
         engine = Engine(workspace.decoder, workspace.adapters("attention", num_worlds=num_worlds))
         for length in sizes.curve_contexts:
-            per_request = limits.cache_bytes(workspace.architecture, num_worlds, 0, length)
-            opened: list[EngineContext] = []
-            for requests in sizes.curve_requests:
-                point: dict[str, object] = {"worlds": num_worlds, "requests": requests, "context": length}
-                points.append(point)
-                num_contexts = requests + (requests > 1)
-                if per_request * num_contexts > _MOST_CACHE_BYTES:
-                    gib = per_request * num_contexts / 2**30
-                    point["skipped"] = f"caches, with one alone beside, would take {gib:.1f} GiB; the limit is 16"
-                    continue
-                # Steps lengthen a context by one token each: as many as there is room for, from just below.
-                start = max(2, length - sizes.curve_steps)
-                opened += [engine.open(workspace.prompt(start, n)) for n in range(len(opened), num_contexts)]
-                point |= _point(workspace, engine, opened[:num_contexts])
+            points += _points_at(workspace, engine, length)
             on_points(points)
 
 
-def _point(workspace: Workspace, engine: Engine, contexts: list[EngineContext]) -> dict[str, object]:
-    """A step of one request, or of all but the first, which steps alone in between.
+def _points_at(workspace: Workspace, engine: Engine, length: int) -> list[dict[str, object]]:
+    """All numbers of requests at one context; its caches are let go of at the end."""
+    steps, points = workspace.sizes.curve_steps, []
+    per_request = limits.cache_bytes(workspace.architecture, engine.num_worlds, 0, length)
+    contexts: PromptContexts | None = None
+    for requests in workspace.sizes.curve_requests:
+        point: dict[str, object] = {"worlds": engine.num_worlds, "requests": requests, "context": length}
+        points.append(point)
+        num_bytes = per_request * (requests + 1)
+        if num_bytes > _MOST_CACHE_BYTES:
+            gib = num_bytes / 2**30
+            point["skipped"] = f"caches, with one alone beside, would take {gib:.1f} GiB; the limit is 16"
+            continue
+        # A warm-up step comes before those that are timed.
+        contexts = contexts or PromptContexts(engine, workspace.prompt(start_length(length, steps)), steps + 1)
+        point |= _point(workspace, engine, contexts.take(requests + 1))
+    return points
+
+
+def _point(workspace: Workspace, engine: Engine, contexts: Sequence[EngineContext]) -> dict[str, object]:
+    """A step of all contexts but the first, which steps alone in between.
 
     `times_one_request` is at most their number if the cost grows no faster than linearly.
     """
-    sizes = workspace.sizes
-    alone = Requests(engine, contexts[:1], sizes.num_candidates)
-    if len(contexts) == 1:
-        step_ms, times, requests = median_ms(alone.step, sizes.curve_steps, workspace.device), 1.0, 1
-    else:
-        together = Requests(engine, contexts[1:], sizes.num_candidates)
-        pairs = interleaved(together.step, alone.step, sizes.curve_steps, device=workspace.device)
-        step_ms, times, requests = pairs.centres_ms[0], pairs.ratio, len(contexts) - 1
-    return {"step_ms": step_ms, "tokens_per_second": 1e3 * requests / step_ms, "times_one_request": times}
+    sizes, requests = workspace.sizes, len(contexts) - 1
+    alone = Requests(engine, contexts[:1], _ALONE, sizes.num_candidates)
+    together = Requests(engine, contexts[1:], _ALONE + 1, sizes.num_candidates)
+    times = interleaved(together.step, alone.step, sizes.curve_steps, device=workspace.device)
+    step_ms, alone_ms = times.centres_ms
+    return {
+        "step_ms": step_ms,
+        "alone_ms": alone_ms,
+        "times_one_request": times.ratio,
+        "spread": times.spread,
+        "tokens_per_second": 1e3 * requests / step_ms,
+        "measured": timestamp(),
+    }
 
 
 BENCHMARKS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.machine import Machine
 from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer
-from reticent.ensemble.architecture import Architecture
+from reticent.ensemble.architecture import Architecture, Layer, Module, QkvLayout
 
 
 @dataclass(frozen=True)
@@ -22,30 +22,75 @@ class StepShape:
 
 
 def step_ms(architecture: Architecture, adapters: StackedAdapters, shape: StepShape, peaks: Machine) -> float:
-    """The least time of a private step, or of reading a prompt (`tokens` = `context`)."""
+    """The least time of a private step, or of reading a prompt (`tokens` = `context`; no logits if `candidates` = 0).
+
+    What all rows share is counted once: everything as far as the input of the lowest adapted product. Of the last block
+    only keys and values are needed at every token, the rest at the last token alone.
+    """
     lowest = first_adapted_layer(architecture, adapters.down)
-    depth = len(architecture.layers)
-    rows = adapters.num_adapters + 1
     itemsize = architecture.dtype.itemsize
     flops_peak = peaks.step_flops if shape.tokens == 1 and shape.requests == 1 else peaks.many_flops
-    num_tokens = shape.requests * shape.tokens
     weights = [sum(group.weight_OI.numel() for group in layer.groups) for layer in architecture.layers]
-    trunk, adapted = sum(weights[:lowest]), sum(weights[lowest:])
     adapter = sum(t.numel() for t in (*adapters.down.values(), *adapters.up.values()))
-    width, vocabulary = architecture.hidden_size, architecture.vocab_size
+    head = architecture.hidden_size * architecture.vocab_size if shape.candidates else 0
+    chosen = adapters.num_adapters * architecture.hidden_size * shape.candidates
+    kept = cache_bytes(architecture, adapters.num_adapters, lowest, shape.context)
+    blocks = _operations(architecture, adapters, shape)
 
     def seconds(flops: float, num_bytes: float) -> float:
-        return max(flops / flops_peak, num_bytes / peaks.bytes_read)
+        return max(shape.requests * flops / flops_peak, num_bytes / peaks.bytes_read)
 
     parts = [
-        seconds(2.0 * num_tokens * trunk, itemsize * trunk),
-        seconds(2.0 * num_tokens * rows * adapted, itemsize * adapted),
-        seconds(2.0 * num_tokens * adapter, itemsize * adapter),
-        seconds(*_attention(architecture, shape, lowest + rows * (depth - lowest))),
-        seconds(2.0 * shape.requests * width * vocabulary, itemsize * width * vocabulary),
-        seconds(2.0 * shape.requests * rows * width * shape.candidates, itemsize * width * shape.candidates),
+        seconds(sum(block.base for block in blocks[:lowest]), itemsize * sum(weights[:lowest])),
+        seconds(sum(block.base for block in blocks[lowest:]), itemsize * sum(weights[lowest:])),
+        seconds(sum(block.adapters for block in blocks), itemsize * adapter),
+        seconds(sum(block.attention for block in blocks), shape.requests * kept),
+        seconds(2.0 * (head + chosen), itemsize * head),
     ]
     return 1e3 * sum(parts)
+
+
+@dataclass
+class _BlockOperations:
+    """Floating-point operations of one block for one request."""
+
+    base: float = 0.0
+    adapters: float = 0.0
+    attention: float = 0.0
+
+
+def _operations(architecture: Architecture, adapters: StackedAdapters, shape: StepShape) -> list[_BlockOperations]:
+    """Walk through the blocks; all rows are one until an adapter tells them apart."""
+    blocks, rows, tokens = [], 1, shape.tokens
+    for index, layer in enumerate(architecture.layers):
+        block, is_last, rows_entering = _BlockOperations(), index == len(architecture.layers) - 1, rows
+        for group in layer.groups:
+            # In a parallel block the feed-forward part reads what attention reads.
+            beside = group is layer.mlp_input and layer.mlp_norm is None
+            rows_read = rows_entering if beside else rows
+            for module in group.modules:
+                everywhere = _key_value_outputs(architecture, layer, module) if is_last else module.out_features
+                outputs = everywhere * tokens + module.out_features - everywhere
+                block.base += 2.0 * rows_read * module.in_features * outputs
+                if module.path in adapters.down:
+                    inputs = module.in_features * (tokens if everywhere else 1)
+                    block.adapters += 2.0 * adapters.num_adapters * adapters.rank * (inputs + outputs)
+                    rows = adapters.num_adapters + 1
+            if group is layer.qkv:
+                # A prompt attends to half of itself, its last token to all of it.
+                pairs = shape.context if is_last or tokens == 1 else tokens * shape.context / 2
+                block.attention = 4.0 * rows * pairs * architecture.num_heads * architecture.head_dim
+        blocks.append(block)
+    return blocks
+
+
+def _key_value_outputs(architecture: Architecture, layer: Layer, module: Module) -> int:
+    """How many outputs of a module are keys or values."""
+    if not any(module is other for other in layer.qkv.modules):
+        return 0
+    if architecture.qkv_layout is QkvLayout.PER_HEAD:
+        return 2 * architecture.num_kv_heads * architecture.head_dim
+    return max(0, module.stop - max(module.start, architecture.num_heads * architecture.head_dim))
 
 
 def training_ms(architecture: Architecture, num_top: int, num_tokens: int, peaks: Machine) -> float:
@@ -74,11 +119,3 @@ def memory_bytes(architecture: Architecture, adapters: StackedAdapters, context:
     stacked = sum(t.numel() for t in (*adapters.down.values(), *adapters.up.values())) * architecture.dtype.itemsize
     lowest = first_adapted_layer(architecture, adapters.down)
     return base + stacked + cache_bytes(architecture, adapters.num_adapters, lowest, context)
-
-
-def _attention(architecture: Architecture, shape: StepShape, row_layers: int) -> tuple[float, float]:
-    """Operations and bytes of attention over `row_layers` rows of blocks; a prompt attends to half of itself."""
-    reached = shape.context if shape.tokens == 1 else shape.context / 2
-    per_row = shape.requests * shape.tokens * reached * architecture.num_heads * architecture.head_dim
-    kept = 2 * shape.context * architecture.num_kv_heads * architecture.head_dim * architecture.dtype.itemsize
-    return 4.0 * row_layers * per_row, float(row_layers * shape.requests * kept)

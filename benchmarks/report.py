@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rows import Benchmark, Measured
+from reticent.errors import InvalidValueError
 
 BEGIN, END = "<!-- begin: python -m benchmarks --write-docs -->", "<!-- end -->"
 _NOTHING = "-"
+_KEYS = {"started", "finished", "machine", "setting", "peaks", "rows", "curve"}
 
 Row = dict[str, Any]
 
@@ -59,6 +62,24 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     _replace(path, json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def read_results(path: Path) -> dict[str, Any]:
+    """What `write_results` wrote.
+
+    Raises:
+        InvalidValueError: there is no such file, or it is something else.
+    """
+    remedy = "measure with `make bench` first, or name a results file with --out"
+    try:
+        results = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidValueError(f"no results in {path} ({error.strerror}); {remedy}") from None
+    except ValueError:
+        raise InvalidValueError(f"{path} is not JSON; {remedy}") from None
+    if not isinstance(results, dict) or not results.keys() >= _KEYS:
+        raise InvalidValueError(f"{path} holds no results of this benchmark; {remedy}")
+    return results
+
+
 def print_table(results: dict[str, Any], console: Console) -> None:
     """One table with everything."""
     table = Table()
@@ -74,6 +95,7 @@ def print_table(results: dict[str, Any], console: Console) -> None:
     console.print(_heading(results))
     console.print(table)
     if results.get("curve"):
+        console.print(_curve_caption(results))
         console.print(_curve_table(results["curve"]))
 
 
@@ -81,13 +103,15 @@ def write_docs(results: dict[str, Any], path: Path) -> None:
     """Replace what stands between the two marks of `docs/performance.md`.
 
     Raises:
-        ValueError: the marks are not there.
+        InvalidValueError: the marks are not there.
     """
     text = path.read_text("utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path} lacks the marks {BEGIN!r} and {END!r} between which the table stands")
+        raise InvalidValueError(
+            f"{path} lacks the marks {BEGIN!r} and {END!r} between which the table stands; put them back"
+        )
     _replace(path, f"{before}{BEGIN}\n{markdown(results)}{END}{after}")
 
 
@@ -107,7 +131,7 @@ def markdown(results: dict[str, Any]) -> str:
     if notes:
         lines += ["", *notes]
     if results.get("curve"):
-        lines += ["", *_curve_markdown(results["curve"])]
+        lines += ["", *_curve_markdown(results)]
     return "\n".join(lines) + "\n"
 
 
@@ -117,6 +141,11 @@ def format_number(value: float) -> str:
         return f"{value:g}"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}" if decimals < 6 else f"{value:.2e}"
+
+
+def timestamp() -> str:
+    """The time now, as all results give it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _replace(path: Path, text: str) -> None:
@@ -151,23 +180,34 @@ def _heading(results: dict[str, Any]) -> str:
     return f"{smoke}{base}; {place}; {measured}; {versions}; {results['finished'] or 'unfinished'}"
 
 
+_POINT_NUMBERS = ("step_ms", "alone_ms", "times_one_request", "spread", "tokens_per_second")
+_CURVE_COLUMNS = ("worlds", "context", "requests", "ms a step", "ms of one alone", "ratio", "spread", "tokens/s", "")
+
+
 def _curve_rows(points: Sequence[Row]) -> list[list[str]]:
     rows = []
     for point in points:
         place = [str(point[key]) for key in ("worlds", "context", "requests")]
-        if "skipped" in point:
-            rows.append([*place, *[_NOTHING] * 3, point["skipped"]])
-            continue
-        numbers = [format_number(point[key]) for key in ("step_ms", "tokens_per_second", "times_one_request")]
-        rows.append([*place, *numbers, ""])
+        numbers = [format_number(point[key]) if key in point else _NOTHING for key in _POINT_NUMBERS]
+        rows.append([*place, *numbers, point.get("skipped", "")])
     return rows
 
 
-_CURVE_COLUMNS = ("worlds", "context", "requests", "ms a step", "tokens/s", "against one request", "")
+def _curve_caption(results: dict[str, Any]) -> str:
+    """When the curve was measured, and whether in the run of the rows: two runs are never joined in silence."""
+    what = "One step of several requests, and of one alone in turn with it"
+    times = sorted(point["measured"] for point in results["curve"] if "measured" in point)
+    if not times:
+        return f"{what}; when it was measured is not recorded"
+    first, last = (datetime.fromisoformat(time) for time in (times[0], times[-1]))
+    began, ended = results["started"], results["finished"]
+    same_run = datetime.fromisoformat(began) <= first and (ended is None or last <= datetime.fromisoformat(ended))
+    apart = "" if same_run else f", not in the run of the rows above, {began} to {ended or 'its end'}"
+    return f"{what}; measured from {times[0]} to {times[-1]}{apart}"
 
 
 def _curve_table(points: Sequence[Row]) -> Table:
-    table = Table(title="One step of several requests", title_justify="left")
+    table = Table()
     for column in _CURVE_COLUMNS:
         table.add_column(column, justify="right" if column else "left")
     for row in _curve_rows(points):
@@ -175,6 +215,7 @@ def _curve_table(points: Sequence[Row]) -> Table:
     return table
 
 
-def _curve_markdown(points: Sequence[Row]) -> list[str]:
-    lines = [f"| {' | '.join(_CURVE_COLUMNS)} |", "|--:|--:|--:|--:|--:|--:|---|"]
-    return lines + [f"| {' | '.join(row)} |" for row in _curve_rows(points)]
+def _curve_markdown(results: dict[str, Any]) -> list[str]:
+    columns = _CURVE_COLUMNS
+    lines = [f"{_curve_caption(results)}.", "", f"| {' | '.join(columns)} |", f"|{'--:|' * (len(columns) - 1)}---|"]
+    return lines + [f"| {' | '.join(row)} |" for row in _curve_rows(results["curve"])]

@@ -47,7 +47,7 @@ class Sizes:
     curve_worlds: tuple[int, ...] = (8, 32, 128)
     curve_requests: tuple[int, ...] = (1, 2, 4, 8)
     curve_contexts: tuple[int, ...] = (32, 256, 1024)
-    curve_steps: int = 5
+    curve_steps: int = 15
 
 
 SMOKE = Sizes(
