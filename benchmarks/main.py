@@ -22,6 +22,7 @@ from benchmarks import (
     auditing,
     concurrency,
     decoding,
+    drafting,
     machine,
     options,
     pmixed,
@@ -40,6 +41,7 @@ from reticent.errors import ReticentError
 
 _AS_A_SERVER: tuple[Benchmark, ...] = (
     *decoding.BENCHMARKS,
+    *drafting.BENCHMARKS,
     *release.BENCHMARKS,
     *prompts.BENCHMARKS,
     *storage.BENCHMARKS,

@@ -80,7 +80,7 @@ def test_a_wrong_answer_is_an_error_and_has_no_times(
     wrong: Any, tiny_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "world_logits", wrong)
-    names = ["private-token-top12", "private-token-vs-peft-mixed", "prefill-256-top12", "concurrency"]
+    names = ["private-token-top12", "private-token-vs-peft-mixed", "prefill-256-top12", "drafts-256", "concurrency"]
     status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", *names)
     assert status == 1
     assert {row["name"] for row in results["rows"]} == set(names)
