@@ -25,9 +25,9 @@ def test_every_timed_answer_is_computed_on_a_thread_of_its_own(
 ) -> None:
     used: set[threading.Thread] = set()
     threads: list[tuple[set[threading.Thread], set[threading.Thread]]] = []
-    genuine = Engine.open
+    genuine = Engine.opening
 
-    def opened(engine: Engine, prompt: Any) -> Any:
+    def opening(engine: Engine, prompt: Any) -> Any:
         used.add(threading.current_thread())
         return genuine(engine, prompt)
 
@@ -41,7 +41,7 @@ def test_every_timed_answer_is_computed_on_a_thread_of_its_own(
         threads.append((sides[0], sides[1]))
         return Paired((40.0, 48.0), (40.0, 40.0)) if len(threads) == 1 else Paired((33.0, 33.0), (30.0, 22.0))
 
-    monkeypatch.setattr(Engine, "open", opened)
+    monkeypatch.setattr(Engine, "opening", opening)
     monkeypatch.setattr(serving, "interleaved", interleaved)
     measured = serving.server_overhead(workspace)
     (server, alone), (other, itself) = threads
