@@ -33,7 +33,7 @@ class Sizes:
     memory_context: int = 512
     pairs: int = 15
     heavy_pairs: int = 5
-    stream_tokens: int = 64
+    stream_tokens: int = 56
     prefills_timed: int = 6
     releases_a_pair: int = 200
     batch: int = 8
