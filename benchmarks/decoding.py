@@ -231,7 +231,7 @@ def _token_row(
         target,
         "<=",
         run,
-        weight=7,
+        weight=25,
         stretch=stretch,
         cuda_target=1.5,
     )
@@ -258,7 +258,7 @@ BENCHMARKS = (
         0.01,
         "<=",
         mechanism_share,
-        weight=12,
+        weight=45,
         cuda_target=0.01,
     ),
 )

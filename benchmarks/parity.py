@@ -32,6 +32,8 @@ Floats = NDArray[np.floating]
 _TIMES_PEER_ERROR = 2.0
 _FLOAT32_ERROR = 1e-3
 _WORLDS_A_PASS = 16
+_LEAST_COMPARED = 200
+"""Logits compared even where a trial run has fewer candidates: of few, rounding can hide which world it is."""
 
 
 class ParityError(Exception):
@@ -74,7 +76,7 @@ class Reference:
         worlds = few_worlds(adapters.num_adapters) if worlds is None else tuple(worlds)
         exact = _rows(workspace.exact_model, adapters, worlds, tokens)
         peer = _rows(workspace.model, adapters, worlds, tokens)
-        candidates_K = likeliest(exact[0], workspace.sizes.num_candidates)
+        candidates_K = likeliest(exact[0], max(workspace.sizes.num_candidates, _LEAST_COMPARED))
         return cls(worlds, candidates_K, _centred(exact[:, candidates_K]), _centred(peer[:, candidates_K]))
 
     def require_engine(self, what: str, engine: Engine, context: EngineContext) -> None:
