@@ -35,6 +35,8 @@ _LEARNING_RATE = 3e-4
 _MAX_GRADIENT_NORM = 1.0
 _LOSS_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
 _SIGN_AGREEMENT = 0.97
+_CHECKED_DEVIATION = 0.2
+"""Of B's entries where gradients are compared: adapters so large that what they add to an input's gradient shows."""
 _ATTENTIONS = ("sdpa", "eager")
 _STEPS_TO_CHOOSE = 2
 
@@ -235,7 +237,7 @@ def _check(workspace: Workspace, top: int | None) -> None:
     random. Gradients are held to what PEFT's own are off in the same type, after the trainer's clipping.
     """
     corpus = _corpus_apart(workspace)
-    start = workspace.adapters("attention", top, num_worlds=2)
+    start = workspace.adapters("attention", top, num_worlds=2, deviation=_CHECKED_DEVIATION)
     trainer = make_trainer(workspace, corpus.texts, top)
     trainer.trunk.compute(lambda _: None)
     observed = _Observed(workspace, start)
