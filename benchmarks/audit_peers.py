@@ -38,9 +38,11 @@ def signals_of_text(model: Any, ids: Ids) -> NDArray[np.float64]:
 def logp_behind_prefix(model: Any, prefix: Ids, ids: Ids) -> NDArray[np.float64]:
     """Log p of a text's tokens but the first, behind a prefix that is read with it, float64[T]."""
     tokens = torch.from_numpy(np.concatenate([prefix, ids]))[None]
-    log_p = model(input_ids=tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-    every: NDArray[np.float64] = log_p.gather(-1, tokens[0, 1:, None])[:, 0].double().numpy()
-    return every[len(prefix) :]
+    # A class that keeps all logits regardless has them cut here.
+    logits_TV = model(input_ids=tokens, use_cache=False, logits_to_keep=len(ids)).logits[0, -len(ids) : -1]
+    log_p = logits_TV.float().log_softmax(-1)
+    text: NDArray[np.float64] = log_p.gather(-1, tokens[0, -len(ids) + 1 :, None])[:, 0].double().numpy()
+    return text
 
 
 def gradient_norm_of_text(model: Any, parameters: Sequence[torch.Tensor], ids: Ids) -> float:

@@ -105,11 +105,7 @@ def _make_setting(workspace: Workspace) -> Setting:
 
 
 def _texts(workspace: Workspace, template: TextTemplate, tokenizer: Any) -> list[EncodedText]:
-    """Texts of the full length: from a corpus where one was given, else sampled from the base.
-
-    Not random tokens: the gradients of some such texts are so ill-conditioned that rounding to half precision moves
-    their norms severalfold.
-    """
+    """Texts of the full length: from a corpus where one was given, else sampled from the base."""
     wanted, length = workspace.sizes.audit_texts, template.max_tokens
     if workspace.texts is not None:
         corpus = read_corpus(workspace.texts)
@@ -119,19 +115,8 @@ def _texts(workspace: Workspace, template: TextTemplate, tokenizer: Any) -> list
             len(whole) >= wanted, f"{workspace.texts}: {len(whole)} texts of {length} tokens, needed {wanted}"
         )
         return whole[:wanted]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(workspace.seed)
-        first = torch.randint(workspace.architecture.vocab_size, (wanted, 1))
-        ids = workspace.model.generate(
-            first,
-            attention_mask=torch.ones_like(first),
-            do_sample=True,
-            top_k=0,
-            min_new_tokens=length - 1,
-            max_new_tokens=length - 1,
-            pad_token_id=0,
-        )
-    return [EncodedText(row, None, 1, truncated=True) for row in ids.numpy()]
+    sampled = workspace.sampled_texts(wanted, length)
+    return [EncodedText(row, None, 1, truncated=True) for row in sampled.numpy()]
 
 
 def _train(module: nn.Module, members: Sequence[EncodedText]) -> None:

@@ -5,8 +5,8 @@ no code is shared with what is measured. It is computed twice: in float32, which
 is timed, which shows what rounding alone does. A computation is right if
 
 * it is about as close to the exact logits as the peer in the same type (at most twice its largest error), and
-* each world is closer to itself than to the bare base and to every other world compared, so that forgotten or exchanged
-  adapters cannot hide behind rounding.
+* each world is closer to itself than to the bare base and to every other world compared, so that forgotten, exchanged
+  or copied adapters cannot hide behind rounding. Decode rows compare all worlds.
 
 Logits are compared at the candidates and centred: a common shift changes no vote. Votes then agree wherever the exact
 margin is more than twice the largest error.
@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.workspace import Workspace
-from reticent.decoding.votes import top_candidates
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine, EngineContext
 
@@ -32,6 +31,9 @@ Floats = NDArray[np.floating]
 
 _TIMES_PEER_ERROR = 2.0
 _FLOAT32_ERROR = 1e-3
+_WORLDS_A_PASS = 16
+_LEAST_COMPARED = 200
+"""Logits compared even where a trial run has fewer candidates: of few, rounding can hide which world it is."""
 
 
 class ParityError(Exception):
@@ -63,12 +65,18 @@ class Reference:
     peer: NDArray[np.float64]
 
     @classmethod
-    def compute(cls, workspace: Workspace, adapters: StackedAdapters, tokens: Sequence[int]) -> "Reference":
-        """Run the base's own class over the tokens, bare and with the adapters of a few worlds."""
-        worlds = few_worlds(adapters.num_adapters)
+    def compute(
+        cls,
+        workspace: Workspace,
+        adapters: StackedAdapters,
+        tokens: Sequence[int],
+        worlds: Sequence[int] | None = None,
+    ) -> "Reference":
+        """Run the base's own class over the tokens, bare and with the adapters of some worlds; a few by default."""
+        worlds = few_worlds(adapters.num_adapters) if worlds is None else tuple(worlds)
         exact = _rows(workspace.exact_model, adapters, worlds, tokens)
         peer = _rows(workspace.model, adapters, worlds, tokens)
-        candidates_K = top_candidates(exact[0], workspace.sizes.num_candidates)
+        candidates_K = likeliest(exact[0], max(workspace.sizes.num_candidates, _LEAST_COMPARED))
         return cls(worlds, candidates_K, _centred(exact[:, candidates_K]), _centred(peer[:, candidates_K]))
 
     def require_engine(self, what: str, engine: Engine, context: EngineContext) -> None:
@@ -79,20 +87,29 @@ class Reference:
 
     def require_rows(self, what: str, logits: Floats) -> None:
         """Raise unless these logits, public model first, are right."""
-        rows = _centred(logits)
-        noise = float(np.linalg.norm(self.peer - self.exact, axis=1).max())
-        for place, row in enumerate(rows):
-            name = f"{what}, world {self.worlds[place - 1]}" if place else f"{what}, public model"
-            distances = np.linalg.norm(row - self.exact, axis=1)
-            error = float(distances[place])
-            allowed = _TIMES_PEER_ERROR * noise + _FLOAT32_ERROR * float(np.linalg.norm(self.exact[place]))
-            require(error <= allowed, f"{name}: is off by {error:.3g}, rounding explains {allowed:.3g}")
-            others = np.delete(distances, place)
-            require(error < others.min(), f"{name}: is as close to another world as to itself")
+        names = [f"{what}, public model", *(f"{what}, world {world}" for world in self.worlds)]
+        require_nearest(names, _centred(logits), self.exact, self.peer)
+
+
+def require_nearest(names: Sequence[str], rows: Floats, exact: Floats, peer: Floats) -> None:
+    """Raise unless each row is about as close to the exact one as the peers' are, and closer than to any other."""
+    noise = float(np.linalg.norm(peer - exact, axis=1).max())
+    for place, (name, row) in enumerate(zip(names, rows, strict=True)):
+        distances = np.linalg.norm(row - exact, axis=1)
+        error = float(distances[place])
+        allowed = _TIMES_PEER_ERROR * noise + _FLOAT32_ERROR * float(np.linalg.norm(exact[place]))
+        require(error <= allowed, f"{name}: is off by {error:.3g}, rounding explains {allowed:.3g}")
+        others = np.delete(distances, place)
+        require(error < others.min(), f"{name}: is as close to another world as to itself")
+
+
+def likeliest(logits_V: Floats, count: int) -> NDArray[np.int64]:
+    """The tokens of largest logits in ascending order, the lower ones among equals at the edge; int64[count]."""
+    return np.sort(np.argsort(-logits_V, kind="stable")[:count]).astype(np.int64, copy=False)
 
 
 def few_worlds(num_worlds: int) -> tuple[int, ...]:
-    """The worlds that are compared: the first, the last and one between."""
+    """The worlds that are compared where all would take too long: the first, the last and one between."""
     return tuple(sorted({0, num_worlds // 2, num_worlds - 1}))
 
 
@@ -101,24 +118,28 @@ def _rows(model: Any, adapters: StackedAdapters, worlds: Sequence[int], tokens: 
     """Logits after the whole sequence, without a cache: bare, then with each world's adapter; float32[1 + W, V]."""
     ids = torch.tensor([list(tokens)], device=model.device)
 
-    def last() -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = model(input_ids=ids, use_cache=False).logits[0, -1].float().cpu().numpy()
+    def last(num_rows: int) -> NDArray[np.float32]:
+        # Not `logits_to_keep`: on a processor the head is slow for the last tokens of several rows in bfloat16.
+        out = model(input_ids=ids.expand(num_rows, -1), use_cache=False)
+        logits: NDArray[np.float32] = out.logits[:, -1].float().cpu().numpy()
         return logits
 
-    rows = [last()]
-    for world in worlds:
-        with _one_world(model, adapters, world):
-            rows.append(last())
-    return np.stack(rows)
+    rows = [last(1)]
+    for start in range(0, len(worlds), _WORLDS_A_PASS):
+        some = worlds[start : start + _WORLDS_A_PASS]
+        with _one_world_a_row(model, adapters, some):
+            rows.append(last(len(some)))
+    return np.concatenate(rows)
 
 
 @contextmanager
-def _one_world(model: Any, adapters: StackedAdapters, world: int) -> Iterator[None]:
-    """Make a `transformers` model compute y = W x + scale · B (A x) with one world's matrices."""
+def _one_world_a_row(model: Any, adapters: StackedAdapters, worlds: Sequence[int]) -> Iterator[None]:
+    """Make a `transformers` model compute y = W x + scale · B (A x), each row of a batch with one world's matrices."""
 
     def hook(path: str) -> Any:
-        down, up = (side[path][world].to(model.device, model.dtype) for side in (adapters.down, adapters.up))
-        return lambda _module, inputs, output: output + adapters.scale * (inputs[0] @ down.mT @ up.mT)
+        stacked = (side[path][list(worlds)].to(model.device, model.dtype) for side in (adapters.down, adapters.up))
+        down, up = (matrices.mT.contiguous() for matrices in stacked)
+        return lambda _module, inputs, output: output + adapters.scale * (inputs[0] @ down @ up)
 
     handles = [model.get_submodule(path).register_forward_hook(hook(path)) for path in adapters.down]
     try:

@@ -1,4 +1,8 @@
-"""Two things timed in turn, A B A B …, so that a drift of the machine meets both alike."""
+"""Two things timed in turn, A B A B …, so that a drift of the machine meets both alike.
+
+A step right after one of the other side finds the caches full of what that one read. Where steps are short or the sides
+differ much in what they read, each side takes a block of steps in turn, and the first of a block does not count.
+"""
 
 import statistics
 import time
@@ -65,15 +69,40 @@ def elapsed_ms(action: Action, device: torch.device | None = None) -> float:
 
 
 def interleaved(
-    numerator: Action, denominator: Action, pairs: int, warmup: int = 1, device: torch.device | None = None
+    numerator: Action,
+    denominator: Action,
+    pairs: int,
+    warmup: int = 1,
+    device: torch.device | None = None,
+    run: int = 1,
 ) -> Paired:
-    """Time both in turn; the first `warmup` pairs are not counted."""
+    """Time both in turn; the first `warmup` pairs of steps are not counted.
+
+    A time is the mean of `run` steps of one side in a row; where `run` > 1, one more goes before them uncounted. Both
+    sides take equally many steps.
+    """
     for _ in range(warmup):
         numerator()
         denominator()
-    times = [(elapsed_ms(numerator, device), elapsed_ms(denominator, device)) for _ in range(pairs)]
+    times = [(_block_ms(numerator, run, device), _block_ms(denominator, run, device)) for _ in range(pairs)]
     above, below = zip(*times, strict=True)
     return Paired(above, below)
+
+
+def steps_before(pairs: int, warmup: int, run: int) -> float:
+    """How many steps `interleaved` has taken on each side before one that it counts, on average."""
+    uncounted = _uncounted(run)
+    return warmup + (pairs - 1) / 2 * (uncounted + run) + uncounted + (run - 1) / 2
+
+
+def _block_ms(action: Action, run: int, device: torch.device | None) -> float:
+    for _ in range(_uncounted(run)):
+        action()
+    return elapsed_ms(lambda: [action() for _ in range(run)], device) / run
+
+
+def _uncounted(run: int) -> int:
+    return 1 if run > 1 else 0
 
 
 def best_seconds(action: Action, tries: int, device: torch.device | None = None) -> float:

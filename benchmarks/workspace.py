@@ -33,7 +33,7 @@ class Sizes:
     memory_context: int = 512
     pairs: int = 15
     heavy_pairs: int = 5
-    stream_tokens: int = 64
+    stream_tokens: int = 56
     prefills_timed: int = 6
     releases_a_pair: int = 200
     batch: int = 8
@@ -156,3 +156,23 @@ class Workspace:
         generator = torch.Generator().manual_seed(1000 + number)
         tokens: list[int] = torch.randint(self.architecture.vocab_size, (length,), generator=generator).tolist()
         return tokens
+
+    def sampled_texts(self, count: int, length: int) -> torch.Tensor:
+        """Texts that the base itself says, [count, length]; the same for the same arguments.
+
+        Where gradients are compared: those of some random tokens are so ill-conditioned that rounding to half
+        precision moves their norms severalfold.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            first = torch.randint(self.architecture.vocab_size, (count, 1))
+            texts: torch.Tensor = self.model.generate(
+                first,
+                attention_mask=torch.ones_like(first),
+                do_sample=True,
+                top_k=0,
+                min_new_tokens=length - 1,
+                max_new_tokens=length - 1,
+                pad_token_id=0,
+            )
+        return texts

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import decoding, release, report
 from benchmarks import main as harness
-from benchmarks import release, report
+from benchmarks.parity import few_worlds, likeliest
 from benchmarks.timing import Paired
 from reticent.adaptation import memory
 from reticent.ensemble.engine import Engine
@@ -91,6 +92,51 @@ def test_a_wrong_answer_is_an_error_and_has_no_times(
     assert "wrong answer" in report.markdown(results)
 
 
+def copies_but_for_a_few(self: Engine, context: Any, candidates: Any, genuine: Any = Engine.world_logits) -> Any:
+    logits = genuine(self, context, candidates)
+    few = list(few_worlds(self.num_worlds))
+    copied = np.tile(logits[0], (self.num_worlds, 1))
+    copied[few] = logits[few]
+    return copied
+
+
+def another_token(self: Engine, contexts: Any, tokens: Any, genuine: Any = Engine.extend) -> None:
+    genuine(self, contexts, [token ^ 1 for token in tokens])
+
+
+def all_but_the_likeliest(logits: Any, count: int, genuine: Any = decoding.top_candidates) -> Any:
+    return np.setdiff1d(genuine(logits, count + 1), [logits.argmax()])
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "message"),
+    [
+        (Engine, "world_logits", copies_but_for_a_few, "world 1"),
+        (Engine, "extend", another_token, "rounding explains"),
+        (decoding, "top_candidates", all_but_the_likeliest, "most likely tokens"),
+    ],
+)
+def test_every_row_on_decoding_asks_for_parity_of_all_worlds_and_candidates(
+    owner: Any,
+    name: str,
+    wrong: Any,
+    message: str,
+    tiny_llama_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    names = [benchmark.name for benchmark in decoding.BENCHMARKS]
+    status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", *names)
+    assert status == 1
+    assert [row["name"] for row in results["rows"]] == names
+    assert all(message in row["error"] for row in results["rows"])
+
+
+def test_among_equal_logits_the_lower_tokens_are_likeliest() -> None:
+    assert likeliest(np.array([1.0, 3.0, 2.0, 1.0, 1.0]), 4).tolist() == [0, 1, 2, 3]
+
+
 def test_noise_of_another_size_is_a_wrong_answer(
     tiny_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +185,15 @@ def test_ratio_and_spread_by_hand() -> None:
     assert paired.scaled(numerator=3.0, denominator=0.5).ratio == 12.0
     assert Paired((1.0, 2.0, 6.0), (2.0, 2.0, 2.0), centre="mean").ratio == 1.5
     assert Paired((1.0, 2.0), (4.0,)).ratio == 0.375
+
+
+def test_the_mechanisms_share_is_also_that_of_the_shorter_token(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    _, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", "mechanism-share")
+    row = results["rows"][0]
+    assert "attention of all blocks" in row["what"]
+    assert row["share_top12"] > 0
+    assert f"{row['share_top12']:.2%} of a token with the last 12 of 30 blocks" in row["notes"]
+    assert "ledger's commit" in row["notes"]
 
 
 def test_the_table_of_the_documentation_is_replaced_and_nothing_else(tmp_path: Path) -> None:
