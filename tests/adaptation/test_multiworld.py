@@ -250,6 +250,18 @@ def test_a_disk_too_small_for_the_states_is_said_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
+def test_where_space_cannot_be_reserved_the_states_are_kept_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, records = encoded(), np.array([[3, 0, 9]])
+    trunks = [FrozenTrunk(batched_decoder(build_tiny_model("llama")), texts, 1, tmp_path / "scratch") for _ in "ab"]
+    trunks[0].compute(lambda _: None)
+    # As on macOS.
+    monkeypatch.delattr("os.posix_fallocate")
+    trunks[1].compute(lambda _: None)
+    assert torch.equal(trunks[0].gather(records, 4), trunks[1].gather(records, 4))
+
+
 class StoppedError(Exception):
     pass
 

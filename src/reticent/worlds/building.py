@@ -82,6 +82,7 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
         CorpusError, ModelError, InvalidValueError: the request cannot be met; nothing was written.
         OutputExistsError: the output folder exists and `resume` is not set, or it holds something else.
         RunDirectoryError: `resume` is set, but the folder was begun or built with another request.
+        TrainingError: a loss or gradient is not finite.
         StorageError: the disk is full; free some space and resume.
     """
     _validate.num_worlds(request.num_worlds)
@@ -94,7 +95,12 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
     base = resolve_base_model(request.model)
     decoder = batched_decoder(base.load(getattr(torch, request.training.dtype)).to(device))
     max_tokens = min(request.training.max_tokens, decoder.architecture.context_length)
-    texts = encode_texts(base.load_tokenizer(), [record.text for record in corpus.records], max_tokens)
+    texts = encode_texts(
+        base.load_tokenizer(),
+        [record.text for record in corpus.records],
+        max_tokens,
+        sources=[record.source for record in corpus.records],
+    )
     if texts.num_truncated:
         progress.note(f"{texts.num_truncated} of {len(texts)} records are longer than {max_tokens} tokens and were cut")
     return _Build(request, progress, corpus, units, base, decoder, texts).run()
@@ -145,8 +151,10 @@ class _Build:
         fuse = chooses_to_fuse(self._request.compile, flop, usable_device(self._request.device), self._progress)
         self._folder.begin(self._identity())
         groups = self._groups()
-        self._progress.begin("lower layers", len(self._texts.tokens))
-        self._trainer.trunk.compute(self._progress.advance)
+        trunk = self._trainer.trunk
+        if trunk.num_tokens:
+            self._progress.begin("lower layers", trunk.num_tokens)
+            trunk.compute(self._progress.advance)
         self._progress.begin("adapters", num_targets)
         parts = [self._train(f"worlds-{group.start:05d}", worlds_schedule, group, fuse) for group in groups]
         full = self._train("full", full_schedule, slice(0, 1), fuse)
