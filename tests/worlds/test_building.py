@@ -11,7 +11,6 @@ import torch
 from small_runs import NUM_RECORDS, NUM_WORLDS, Recording, Silent, assert_same_bits, small_request, write_corpus
 from tiny_models import byte_tokenizer, save_tiny_model
 
-from reticent.adaptation import fusing
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import (
     CorpusError,
@@ -238,15 +237,6 @@ def test_a_request_that_cannot_be_met_writes_nothing(
 ) -> None:
     with pytest.raises(error, match=message):
         build_run(dataclasses.replace(request_for, **change), Silent())
-    assert not request_for.out.exists()
-
-
-def test_compiling_without_a_compiler_writes_nothing(
-    request_for: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fusing, "can_compile", lambda: False)
-    with pytest.raises(InvalidValueError, match="--compile"):
-        build_run(dataclasses.replace(request_for, compile=True), Silent())
     assert not request_for.out.exists()
 
 

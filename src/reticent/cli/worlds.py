@@ -73,7 +73,7 @@ def build(
         bool | None,
         typer.Option(
             "--compile/--no-compile",
-            help="Compile training's element-wise work, which needs a C++ compiler; by default where training is long.",
+            help="Compile training's element-wise work, which needs a C++ compiler; by default where it pays.",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted build.")] = False,
