@@ -51,7 +51,9 @@ def world_schedule(members: NDArray[np.bool_] | None = None) -> Schedule:
 def trained(
     trainer: MultiWorldTrainer, schedule: Schedule, worlds: slice, folder: Path, *, fuse: bool = False
 ) -> TrainedWorlds:
-    return trainer.train(schedule, worlds, Checkpoint(folder / "none.checkpoint"), lambda _: None, fuse=fuse)
+    # Never saved: where compiling takes long, the next training in the folder would begin from it.
+    never = Checkpoint(folder / "none.checkpoint", float("inf"))
+    return trainer.train(schedule, worlds, never, lambda _: None, fuse=fuse)
 
 
 def assert_adapters_close(ours: StackedAdapters, theirs: StackedAdapters, atol: float = 2e-6) -> None:
