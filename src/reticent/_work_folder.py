@@ -59,6 +59,11 @@ class WorkFolder:
         elif not self.out.is_dir() or not self._is_blank():
             raise OutputExistsError(f"{self.out} exists and is not an unfinished {self.what}; choose another --out")
 
+    def begun_with(self) -> dict[str, Any] | None:
+        """The request that unfinished work was begun with; None where none was begun."""
+        path = self.working_files / REQUEST_NAME
+        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else None
+
     def begin(self, request: dict[str, Any]) -> None:
         """Make the folder and write the request down, or check that the one to resume was begun with the same.
 
@@ -66,15 +71,15 @@ class WorkFolder:
             RunDirectoryError: it was begun with another request.
             StorageError: it cannot be written.
         """
-        path = self.working_files / REQUEST_NAME
-        if path.is_file():
-            self.check_same(json.loads(path.read_text("utf-8")), request, "begun")
+        begun = self.begun_with()
+        if begun is not None:
+            self.check_same(begun, request, "begun")
             return
         try:
             self.working_files.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make {self.working_files}: {error.strerror}; choose another --out") from error
-        atomic_write_bytes(path, json.dumps(request, indent=2).encode())
+        atomic_write_bytes(self.working_files / REQUEST_NAME, json.dumps(request, indent=2).encode())
 
     def check_same(self, earlier: dict[str, Any], request: dict[str, Any], done: str) -> None:
         """Compare two requests; the same base may go by another name.

@@ -72,8 +72,13 @@ def test_batches_of_texts_join_seamlessly(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_text_of_fewer_than_two_tokens_is_refused_by_number() -> None:
-    with pytest.raises(CorpusError, match="record 3 has fewer than two tokens"):
+    with pytest.raises(CorpusError, match=r"^record 3: .* fewer than two tokens"):
         encode_texts(without("eos_token"), ["ab", "cd", "e", "f"], 16)
+
+
+def test_a_text_of_fewer_than_two_tokens_is_refused_by_its_source() -> None:
+    with pytest.raises(CorpusError, match=r"^notes\.jsonl:7: .* fewer than two tokens"):
+        encode_texts(without("eos_token"), ["ab", "e"], 16, sources=["notes.jsonl:2", "notes.jsonl:7"])
 
 
 def test_a_text_beyond_the_tokenizers_own_limit_says_nothing_of_its_own(caplog, capfd) -> None:

@@ -55,7 +55,7 @@ def test_a_preset_fixes_what_no_option_says(capsys, tmp_path, base, options, cha
 
 def test_the_plain_preset_is_what_a_build_was_before_presets():
     plain = PRESETS[Preset.PLAIN]
-    assert (plain.learning_rate, plain.epochs, plain.rank, plain.adapt_layers) == (3e-4, 1, 8, "all")
+    assert (plain.learning_rate, plain.epochs, plain.rank, plain.num_top_layers) == (3e-4, 1, 8, None)
 
 
 def test_an_unknown_preset_is_named(capsys, tmp_path):

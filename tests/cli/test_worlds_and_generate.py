@@ -166,6 +166,12 @@ def test_a_bad_corpus_is_named_and_nothing_is_written(capsys, tmp_path, tiny_lla
         (["--worlds", "0"], ["num_worlds"]),
         (["--rank", "0"], ["rank"]),
         (["--epochs", "0"], ["epochs"]),
+        (["--batch-size", "0"], ["batch_size", "0"]),
+        (["--batch-size", "-2"], ["batch_size", "-2"]),
+        (["--max-tokens", "0"], ["max_tokens", "0"]),
+        (["--worlds-at-once", "0"], ["worlds_at_once", "0"]),
+        (["--alpha", "inf"], ["alpha", "inf"]),
+        (["--seed", "99999999999999999"], ["seed", "4294967295"]),
         (["--learning-rate", "nan"], ["learning_rate"]),
         (["--adapt-layers", "top:9"], ["top:9", "3"]),
         (["--adapt-layers", "some"], ["top:K", "some"]),
@@ -183,6 +189,11 @@ def test_bad_build_options_are_named_and_nothing_is_written(
     arguments = ["worlds", "build", corpus, "--model", tiny_llama_folder, "--out", out, "--worlds", "4", *options]
     assert_refused(capsys, arguments, *words)
     assert not out.exists()
+
+
+def test_a_build_that_diverges_is_an_error_that_says_where(capsys, tmp_path, corpus, tiny_llama_folder):
+    arguments = ["worlds", "build", corpus, "--model", tiny_llama_folder, "--out", tmp_path / "out", "--worlds", "2"]
+    assert_refused(capsys, [*arguments, "--max-tokens", "16", "--alpha", "1e38"], "world", "step", "--learning-rate")
 
 
 def test_an_output_that_exists_is_left_alone(capsys, run, corpus, tiny_llama_folder):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from torch._inductor import codecache
 
 from reticent.ensemble import fused
 from reticent.ensemble.architecture import QkvLayout
@@ -105,12 +106,41 @@ def test_fusing_ends_with_its_context():
     assert not fused.is_fusing()
 
 
-def compiled_afresh(code):
+def compiled_afresh(code, **variables):
     """Run code in a process of its own, with the cache variable unset; returns what it prints."""
-    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"} | variables
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout
+
+
+NO_HEADERS = """#!/bin/sh
+case "$*" in *--version*) echo g++; exit 0;; esac
+echo "x.cpp:3:10: fatal error: Python.h: No such file or directory" >&2
+echo "compilation terminated." >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("missing", ["compiler", "headers", "cache"])
+def test_what_keeps_from_compiling_is_said_in_one_line(missing, tmp_path):
+    (tmp_path / "g++").write_text(NO_HEADERS)
+    (tmp_path / "g++").chmod(0o755)
+    variables, word = {
+        "compiler": ({"CXX": "/nowhere/g++", "XDG_CACHE_HOME": str(tmp_path)}, "No working C++ compiler"),
+        "headers": ({"CXX": str(tmp_path / "g++"), "XDG_CACHE_HOME": str(tmp_path)}, "Python.h: No such file"),
+        "cache": ({"XDG_CACHE_HOME": str(tmp_path / "g++")}, f"Not a directory: '{tmp_path / 'g++'}"),
+    }[missing]
+    code = "from reticent.ensemble import fused; print(fused.can_compile(), fused.why_not_compiled())"
+    answer = compiled_afresh(code, **variables)
+    assert answer.startswith("False ")
+    assert word in answer
+    assert answer.count("\n") == 1
+
+
+def test_a_compiler_that_says_nothing_is_told_by_its_error():
+    assert fused._last_line(RuntimeError("")) == "RuntimeError"
+    assert fused._last_line(OSError(13, "Permission denied", "/cache")) == "[Errno 13] Permission denied: '/cache'"
 
 
 @pytest.mark.usefixtures("_compiler")
@@ -122,11 +152,15 @@ def test_compiled_code_is_kept_where_no_other_user_can_write(first, monkeypatch,
     code = "from reticent.ensemble.fused import can_compile; print(can_compile())"
     assert compiled_afresh(first + code).strip() == "True"
     assert list((tmp_path / "reticent" / "compiled").rglob("*.cpp"))
-    assert not list((tmp_path / "tmp").rglob("*.cpp"))
+    # Neither code nor precompiled headers.
+    assert not [path for path in (tmp_path / "tmp").rglob("*") if path.suffix in (".cpp", ".so", ".h", ".gch")]
 
 
 def test_a_cache_that_was_chosen_is_kept(monkeypatch):
     monkeypatch.undo()  # the real `_compiled`
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(codecache, name, getattr(codecache, name))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     fused._compiled.__wrapped__(abs)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+    assert codecache._HEADER_DIR.startswith("/elsewhere/")

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from small_runs import NUM_RECORDS, NUM_WORLDS, Recording, Silent, assert_same_bits, small_request, write_corpus
-from tiny_models import save_tiny_model
+from tiny_models import byte_tokenizer, save_tiny_model
 
-from reticent.adaptation import fusing
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import (
     CorpusError,
@@ -20,7 +19,9 @@ from reticent.errors import (
     OutputExistsError,
     RunDirectoryError,
     StorageError,
+    TrainingError,
 )
+from reticent.models import BaseModel
 from reticent.worlds import building
 from reticent.worlds.assignment import Assignment
 from reticent.worlds.building import BuildRequest, build_run
@@ -66,6 +67,39 @@ def test_the_same_request_gives_the_same_run(request_for: BuildRequest, finished
     assert progress.done == progress.expected
     assert min(progress.expected.values()) > 0
     assert progress.notes == []
+
+
+@pytest.mark.parametrize(
+    ("top", "phases"), [(None, ["adapters"]), (3, ["adapters"]), (2, ["lower layers", "adapters"])]
+)
+def test_progress_begins_no_phase_that_has_nothing_to_do(
+    request_for: BuildRequest, top: int | None, phases: list[str]
+) -> None:
+    progress = Recording()
+    build_run(dataclasses.replace(request_for, lora=LoraSettings(rank=2, num_top_layers=top)), progress)
+    assert list(progress.expected) == phases
+    assert progress.done == progress.expected
+
+
+def test_a_text_too_short_to_learn_from_is_named_by_its_line(
+    request_for: BuildRequest, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = corpus.read_text().splitlines()
+    path = tmp_path / "short.jsonl"
+    path.write_text("\n".join([json.dumps({"text": " "}), *lines[:2], json.dumps({"text": "x"}), *lines[2:]]))
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    monkeypatch.setattr(BaseModel, "load_tokenizer", lambda _: tokenizer)
+    with pytest.raises(CorpusError, match=r"short\.jsonl:4: .* fewer than two tokens"):
+        build_run(dataclasses.replace(request_for, corpus=path), Silent())
+    assert not request_for.out.exists()
+
+
+def test_a_build_whose_training_is_not_finite_is_an_error_and_no_run(request_for: BuildRequest) -> None:
+    lora = LoraSettings(rank=2, alpha=1e38, num_top_layers=2)
+    with pytest.raises(TrainingError, match=r"world [01] in step \d+ of \d+.*--learning-rate"):
+        build_run(dataclasses.replace(request_for, lora=lora), Silent())
+    assert not (request_for.out / MANIFEST_NAME).exists()
 
 
 def test_groups_finished_before_are_not_trained_again(
@@ -203,15 +237,6 @@ def test_a_request_that_cannot_be_met_writes_nothing(
 ) -> None:
     with pytest.raises(error, match=message):
         build_run(dataclasses.replace(request_for, **change), Silent())
-    assert not request_for.out.exists()
-
-
-def test_compiling_without_a_compiler_writes_nothing(
-    request_for: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fusing, "can_compile", lambda: False)
-    with pytest.raises(InvalidValueError, match="--compile"):
-        build_run(dataclasses.replace(request_for, compile=True), Silent())
     assert not request_for.out.exists()
 
 

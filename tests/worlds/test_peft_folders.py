@@ -221,6 +221,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "config-no-json": (lambda f: (f / "adapter_config.json").write_text("{"), "is not a PEFT folder"),
     "config-a-list": (lambda f: (f / "adapter_config.json").write_text("[]"), "is not a PEFT folder"),
     "no-alpha": (lambda f: (f / "adapter_config.json").write_text('{"peft_type": "LORA"}'), "lora_alpha"),
+    "infinite-alpha": (lambda f: edit_config(f, lora_alpha=float("inf")), "positive finite lora_alpha, it has inf"),
+    "alpha-no-float": (lambda f: edit_config(f, lora_alpha=10**400), "positive finite lora_alpha"),
     "ia3": (lambda f: edit_config(f, peft_type="IA3"), "IA3 adapter; only LORA"),
     "dora": (lambda f: edit_config(f, use_dora=True), "uses use_dora"),
     "rslora": (lambda f: edit_config(f, use_rslora=True), "uses use_rslora"),
@@ -248,6 +250,20 @@ def test_a_folder_that_is_no_plain_lora_or_unlike_the_first_is_refused(
     with pytest.raises(RunDirectoryError, match=message) as caught:
         import_worlds([made_by_peft[0], folder], str(tiny_llama_folder), tmp_path / "run")
     assert str(folder) in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("damage", [None, *DAMAGE])
+def test_an_adapter_on_all_records_that_cannot_be_imported_leaves_nothing(
+    damage: str | None, made_by_peft: list[Path], tiny_llama_folder: Path, tmp_path: Path
+) -> None:
+    full, message = tmp_path / "full", "is not a PEFT folder"
+    if damage is not None:
+        shutil.copytree(made_by_peft[1], full)
+        edit, message = DAMAGE[damage]
+        edit(full)
+    with pytest.raises(RunDirectoryError, match=message):
+        import_worlds(made_by_peft[:2], str(tiny_llama_folder), tmp_path / "run", full=full)
     assert not (tmp_path / "run").exists()
 
 

@@ -1,8 +1,12 @@
-"""Whether a training is long enough to compile what stands between its matrix products; see `ensemble.fused`."""
+"""Whether a training compiles what stands between its matrix products; see `ensemble.fused`.
+
+Compiled or not, adapters differ by rounding, so a training keeps to one choice from its first step to its last.
+"""
 
 import torch
 
-from reticent.ensemble.fused import can_compile
+from reticent.ensemble.architecture import Architecture
+from reticent.ensemble.fused import why_not_compiled
 from reticent.errors import InvalidValueError
 from reticent.protocols import Progress
 
@@ -10,28 +14,76 @@ _FLOP_WORTH_COMPILING = 1.25e14
 """For each thread: about ten minutes. Compiling takes a minute and saves more than that."""
 
 
-def chooses_to_fuse(wanted: bool | None, flop: int, device: torch.device, progress: Progress) -> bool:
-    """Whether to fuse; says so where it takes time.
+def chooses_to_fuse(wanted: bool | None, flop: int, architecture: Architecture, progress: Progress) -> bool:
+    """Whether a training that begins is to be compiled; says so where it takes time.
 
     Args:
-        wanted: what was asked for; None to compile where it pays, on a processor with a compiler.
+        wanted: what was asked for; None to compile where it pays, on a processor where it works.
         flop: floating-point operations of the whole training, over all worlds and epochs.
-        device: where to train.
-        progress: told when something is compiled, or would be if there were a compiler.
+        architecture: the base, on the device to train on.
+        progress: told when something is compiled, or would be if it could.
 
     Raises:
-        InvalidValueError: it was asked for, and not for a processor or no compiler works.
+        InvalidValueError: it was asked for, and not for a processor or nothing can be compiled.
     """
-    on_processor = device.type == "cpu"
-    if wanted is None:
-        wanted = on_processor and flop >= _FLOP_WORTH_COMPILING * torch.get_num_threads()
-        if wanted and not can_compile():
-            progress.note("no C++ compiler at hand: with one, training would take about a tenth less time")
-            return False
-    elif wanted and not on_processor:
-        raise InvalidValueError(f"--compile is for training on a processor, not on {device}; leave the option out")
-    elif wanted and not can_compile():
-        raise InvalidValueError("--compile: no working C++ compiler found; install g++, or leave the option out")
-    if wanted:
+    if wanted is None and not _pays(flop, architecture):
+        return False
+    problem = None if wanted is False else _problem(architecture.device)
+    if wanted is None and problem is not None:
+        progress.note(f"training takes about a tenth longer than it could: {problem}")
+        return False
+    if problem is not None:
+        raise InvalidValueError(f"--compile: {problem}; or leave the option out")
+    return _told(wanted is not False, progress)
+
+
+def keeps_fusing(begun: bool, wanted: bool | None, architecture: Architecture, progress: Progress) -> bool:
+    """The choice that an interrupted training was begun with, for the rest of it.
+
+    Args:
+        begun: that choice.
+        wanted: what is asked for now, if anything.
+        architecture: see `chooses_to_fuse`.
+        progress: likewise.
+
+    Raises:
+        InvalidValueError: the opposite is asked for, or what was compiled cannot be any longer.
+    """
+    option = "--compile" if begun else "--no-compile"
+    if wanted not in (None, begun):
+        raise InvalidValueError(f"this training was begun with {option}; resume with that, or choose another --out")
+    problem = _problem(architecture.device) if begun else None
+    if problem is not None:
+        raise InvalidValueError(
+            f"this training was begun compiled and goes on no other way: {problem}; or begin again with --no-compile "
+            "and another --out"
+        )
+    return _told(begun, progress)
+
+
+def _pays(flop: int, architecture: Architecture) -> bool:
+    """Whether the training is long, on a processor, and some of what is compiled occurs in its blocks."""
+    occurs = architecture.rotary is not None or any(
+        layer.attention_norm.rms or layer.activation is None for layer in architecture.layers
+    )
+    is_long = flop >= _FLOP_WORTH_COMPILING * torch.get_num_threads()
+    return occurs and is_long and architecture.device.type == "cpu"
+
+
+def _problem(device: torch.device) -> str | None:
+    """Why training on a device cannot be compiled, and what would help; None if it can."""
+    if device.type != "cpu":
+        return f"only training on a processor is compiled, not on {device}; train with --device cpu"
+    reason = why_not_compiled()
+    if reason is None:
+        return None
+    return (
+        f"nothing can be compiled here ({reason}); that takes a C++ compiler such as g++, Python's headers (Python.h), "
+        "and a cache folder that can be written (TORCHINDUCTOR_CACHE_DIR, else ~/.cache/reticent/compiled)"
+    )
+
+
+def _told(fuse: bool, progress: Progress) -> bool:
+    if fuse:
         progress.note("element-wise work is compiled, which takes up to a minute the first time")
-    return wanted
+    return fuse

@@ -34,11 +34,6 @@ class PresetValues:
     rank: int
     num_top_layers: int | None
 
-    @property
-    def adapt_layers(self) -> str:
-        """The blocks as the option spells them: `all` or `top:K`."""
-        return "all" if self.num_top_layers is None else f"top:{self.num_top_layers}"
-
 
 PRESETS: Mapping[Preset, PresetValues] = {
     Preset.PLAIN: PresetValues(learning_rate=3e-4, epochs=1, rank=8, num_top_layers=None),

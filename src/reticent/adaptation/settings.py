@@ -9,12 +9,9 @@ from reticent.ensemble.adapters import ATTENTION_MODULES
 
 DTypeName = Literal["float32", "bfloat16"]
 
+LARGEST_SEED = 2**32 - 1
+
 _TOKENS_AT_ONCE = 4096
-
-
-def worlds_that_fit(batch_size: int, max_tokens: int) -> int:
-    """How many worlds a batched pass takes so that it holds about 4,096 tokens: enough to keep matrix products busy."""
-    return max(1, _TOKENS_AT_ONCE // (batch_size * max_tokens))
 
 
 class LoraSettings(BaseModel):
@@ -30,7 +27,7 @@ class LoraSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int = Field(default=8, ge=1)
-    alpha: float = Field(default=16.0, gt=0)
+    alpha: float = Field(default=16.0, gt=0, allow_inf_nan=False)
     target_modules: tuple[str, ...] = (ATTENTION_MODULES,)
     num_top_layers: int | None = Field(default=None, ge=1)
 
@@ -98,6 +95,20 @@ class TrainingSettings(BaseModel):
     batch_size: int = Field(default=8, ge=1)
     learning_rate: float = Field(default=3e-4, gt=0, lt=1)
     max_tokens: int = Field(default=256, ge=2)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     dtype: DTypeName = "float32"
     worlds_at_once: int = Field(default=8, ge=1)
+
+
+def worlds_that_fit(batch_size: int, max_tokens: int) -> int:
+    """How many worlds a batched pass takes so that it holds about 4,096 tokens: enough to keep matrix products busy."""
+    return max(1, _TOKENS_AT_ONCE // (batch_size * max_tokens))
+
+
+def records_that_fit(num_worlds: int, num_positions: int, batch_size: int) -> int:
+    """How many records of each world a batched pass takes at most.
+
+    Twice `batch_size`, which batches reach where corpora do not divide evenly, and more where that is less than twice
+    about 4,096 tokens.
+    """
+    return max(2 * batch_size, 2 * _TOKENS_AT_ONCE // (num_worlds * num_positions))

@@ -5,7 +5,7 @@ They are recorded with the model, and an interrupted training resumes with the s
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from reticent.adaptation.settings import DTypeName
+from reticent.adaptation.settings import LARGEST_SEED, DTypeName
 
 
 class _Settings(BaseModel):
@@ -56,7 +56,7 @@ class SingleTrainingSettings(_Settings):
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=8, ge=1)
     learning_rate: float = Field(default=3e-4, gt=0, lt=1)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     dtype: DTypeName = "float32"
     gradient_checkpointing: bool = False
 

@@ -35,10 +35,18 @@ class EncodedTexts:
         return np.diff(self.offsets)
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> EncodedTexts:
+def encode_texts(
+    tokenizer: Any, texts: Sequence[str], max_tokens: int, *, sources: Sequence[str] | None = None
+) -> EncodedTexts:
     """Encode whole documents: the tokenizer's own special tokens, the text, and an end-of-text token.
 
     A text longer than `max_tokens` is cut, gets no end token, and is counted.
+
+    Args:
+        tokenizer: the base model's.
+        texts: the documents.
+        max_tokens: the most tokens of a text.
+        sources: what to call each text in a message; its number unless given.
 
     Raises:
         CorpusError: a text has fewer than two tokens, so there is nothing to predict.
@@ -50,7 +58,8 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Encod
         sequences.append(whole[:max_tokens])
     short = next((i for i, sequence in enumerate(sequences) if len(sequence) < 2), None)
     if short is not None:
-        raise CorpusError(f"record {short + 1} has fewer than two tokens; remove it, there is nothing to learn from it")
+        name = f"record {short + 1}" if sources is None else sources[short]
+        raise CorpusError(f"{name}: the text has fewer than two tokens, so there is nothing to predict; remove it")
     offsets = np.zeros(len(sequences) + 1, dtype=np.int64)
     np.cumsum([len(sequence) for sequence in sequences], out=offsets[1:])
     tokens = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])

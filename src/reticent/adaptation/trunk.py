@@ -34,6 +34,11 @@ class FrozenTrunk:
         self._scratch = scratch
         self._states_ND: Tensor | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens `compute` goes through: none where no block is frozen."""
+        return len(self._texts.tokens) if self._num_blocks else 0
+
     @torch.no_grad()
     def compute(self, on_tokens: Callable[[int], None]) -> None:
         """Fill the scratch file; calls `on_tokens` with the number of tokens done since the last call.
@@ -44,11 +49,10 @@ class FrozenTrunk:
         if self._num_blocks == 0:
             return
         architecture = self._decoder.architecture
-        shape = (len(self._texts.tokens), architecture.hidden_size)
+        shape = (self.num_tokens, architecture.hidden_size)
         try:
             with self._scratch.open("wb") as file:
-                # Reserve the space now: a full disk is an error here, but a fatal signal in a mapped file.
-                os.posix_fallocate(file.fileno(), 0, math.prod(shape) * architecture.dtype.itemsize)
+                _reserve(file.fileno(), math.prod(shape) * architecture.dtype.itemsize)
             self._states_ND = torch.from_file(
                 str(self._scratch), shared=True, size=math.prod(shape), dtype=architecture.dtype
             ).view(shape)
@@ -98,6 +102,18 @@ class FrozenTrunk:
         )
         real = np.arange(num_positions) < lengths[:, None]
         self._states_ND[torch.from_numpy(index_BT[real])] = hidden_BTD[torch.from_numpy(real).to(device)].cpu()
+
+
+def _reserve(descriptor: int, num_bytes: int) -> None:
+    """Give a file its size, and its space at once: a full disk is an error here, but a fatal signal in a mapped file.
+
+    macOS cannot reserve space; there the file gets its size alone.
+    """
+    fallocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
+    if fallocate is None:
+        os.ftruncate(descriptor, num_bytes)
+    else:
+        fallocate(descriptor, 0, num_bytes)
 
 
 def _chunks_of_tokens(records: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -73,7 +73,7 @@ def build(
         bool | None,
         typer.Option(
             "--compile/--no-compile",
-            help="Compile training's element-wise work, which needs a C++ compiler; by default where training is long.",
+            help="Compile training's element-wise work, which needs a C++ compiler; by default where it pays.",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted build.")] = False,
@@ -91,7 +91,7 @@ def build(
             rank=rank,
             alpha=2.0 * rank if alpha is None else alpha,
             target_modules=tuple(name.strip() for name in target_modules.split(",") if name.strip()),
-            num_top_layers=_top_layers(values.adapt_layers if adapt_layers is None else adapt_layers),
+            num_top_layers=values.num_top_layers if adapt_layers is None else _top_layers(adapt_layers),
         )
         training = TrainingSettings(
             epochs=values.epochs if epochs is None else epochs,
@@ -100,8 +100,11 @@ def build(
             max_tokens=max_tokens,
             seed=seed,
             dtype=dtype.value,
-            worlds_at_once=worlds_at_once or worlds_that_fit(batch_size, max_tokens),
+            worlds_at_once=1 if worlds_at_once is None else worlds_at_once,
         )
+    if worlds_at_once is None:
+        fit = worlds_that_fit(training.batch_size, training.max_tokens)
+        training = training.model_copy(update={"worlds_at_once": fit})
     how = (text_key, unit_key, limit, membership_seed, device, assignment, compile_)
     request = BuildRequest(corpus, model, out, worlds, lora, training, *how)
     _print_manifest(out, _built(request, resume), as_json)

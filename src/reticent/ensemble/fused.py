@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn import functional
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -59,15 +58,20 @@ def fused_training(on: bool) -> Iterator[None]:
         _fusing.reset(token)
 
 
-@cache
 def can_compile() -> bool:
-    """Whether a compiler is at hand and works; tries it, which takes some seconds."""
+    """Whether a compiler is at hand and works; tries it once, which takes some seconds."""
+    return why_not_compiled() is None
+
+
+@cache
+def why_not_compiled() -> str | None:
+    """What keeps anything from being compiled, in one line; None if it works. Tries it, which takes some seconds."""
     ones = torch.ones(64)
     try:
         doubled: Tensor = _compiled(_doubled)(ones)
-    except (RuntimeError, OSError):  # the compiler is missing or broken, or its cache cannot be written
-        return False
-    return torch.equal(doubled, 2 * ones)
+    except (RuntimeError, OSError) as error:  # the compiler is missing or broken, or its cache cannot be written
+        return _last_line(error)
+    return None if torch.equal(doubled, 2 * ones) else "what the compiler makes computes something else"
 
 
 def rms_norm(x: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
@@ -105,11 +109,29 @@ def split_heads(
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    _use_own_cache()
+    return torch.compile(function)
+
+
+def _use_own_cache() -> None:
+    from torch._inductor import codecache
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     # Importing torch's compiler writes its default into the environment, where it looks like a user's choice.
     if os.environ.get(_CACHE_VARIABLE, default_cache_dir()) == default_cache_dir():
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         os.environ[_CACHE_VARIABLE] = str(home / "reticent" / "compiled")
-    return torch.compile(function)
+    # Precompiled headers go to torch's default, whatever cache is chosen.
+    headers = Path(os.environ[_CACHE_VARIABLE]) / "precompiled_headers"
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
+
+
+def _last_line(error: Exception) -> str:
+    """What an error says at its end, or where a compiler says it last."""
+    # torch wraps what failed, and adds hints on its own debugging.
+    text = str(getattr(error, "inner_exception", error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in reversed(lines) if "error: " in line), lines[-1])
 
 
 def _of_any_length(x: Tensor, *dims: int) -> Tensor:

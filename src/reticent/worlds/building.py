@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent._work_folder import WorkFolder
 from reticent.adaptation.checkpoint import Checkpoint
-from reticent.adaptation.fusing import chooses_to_fuse
+from reticent.adaptation.fusing import chooses_to_fuse, keeps_fusing
 from reticent.adaptation.multiworld import MultiWorldTrainer, TrainedWorlds
 from reticent.adaptation.schedule import Schedule, make_schedule
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
@@ -44,6 +44,9 @@ from reticent.worlds.manifest import (
     CorpusRecord,
 )
 
+_COMPILED = "compiled"
+"""Where an unfinished build keeps whether it is compiled: a choice that depends on the machine at its first start."""
+
 
 @dataclass(frozen=True)
 class BuildRequest:
@@ -57,7 +60,8 @@ class BuildRequest:
         lora, training: what each adapter is and how it is trained.
         device: where to train.
         assignment: overlapping worlds, or disjoint shards.
-        compile: whether to compile training's element-wise work; None to do it where training is long.
+        compile: whether to compile training's element-wise work; None to do it where it pays. A build that is resumed
+            keeps the choice it was begun with.
     """
 
     corpus: Path
@@ -82,6 +86,7 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
         CorpusError, ModelError, InvalidValueError: the request cannot be met; nothing was written.
         OutputExistsError: the output folder exists and `resume` is not set, or it holds something else.
         RunDirectoryError: `resume` is set, but the folder was begun or built with another request.
+        TrainingError: a loss or gradient is not finite.
         StorageError: the disk is full; free some space and resume.
     """
     _validate.num_worlds(request.num_worlds)
@@ -94,7 +99,12 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
     base = resolve_base_model(request.model)
     decoder = batched_decoder(base.load(getattr(torch, request.training.dtype)).to(device))
     max_tokens = min(request.training.max_tokens, decoder.architecture.context_length)
-    texts = encode_texts(base.load_tokenizer(), [record.text for record in corpus.records], max_tokens)
+    texts = encode_texts(
+        base.load_tokenizer(),
+        [record.text for record in corpus.records],
+        max_tokens,
+        sources=[record.source for record in corpus.records],
+    )
     if texts.num_truncated:
         progress.note(f"{texts.num_truncated} of {len(texts)} records are longer than {max_tokens} tokens and were cut")
     return _Build(request, progress, corpus, units, base, decoder, texts).run()
@@ -114,6 +124,7 @@ class _Build:
         self._request = request
         self._progress = progress
         self._base = base
+        self._architecture = decoder.architecture
         self._texts = texts
         self._membership = Membership(
             assigned(request.assignment, units.num_units, request.num_worlds, request.membership_seed),
@@ -141,12 +152,12 @@ class _Build:
         worlds_schedule = self._schedule(self._membership.record_members)
         full_schedule = self._schedule(np.ones((len(self._texts), 1), dtype=np.bool_))
         num_targets = self._num_targets(worlds_schedule) + self._num_targets(full_schedule)
-        flop = num_targets * self._trainer.flop_per_token
-        fuse = chooses_to_fuse(self._request.compile, flop, usable_device(self._request.device), self._progress)
-        self._folder.begin(self._identity())
+        fuse = self._begin(num_targets * self._trainer.flop_per_token)
         groups = self._groups()
-        self._progress.begin("lower layers", len(self._texts.tokens))
-        self._trainer.trunk.compute(self._progress.advance)
+        trunk = self._trainer.trunk
+        if trunk.num_tokens:
+            self._progress.begin("lower layers", trunk.num_tokens)
+            trunk.compute(self._progress.advance)
         self._progress.begin("adapters", num_targets)
         parts = [self._train(f"worlds-{group.start:05d}", worlds_schedule, group, fuse) for group in groups]
         full = self._train("full", full_schedule, slice(0, 1), fuse)
@@ -165,6 +176,17 @@ class _Build:
         )
         self._folder.tidy()
         return RunDirectory.open(self._request.out, self._request.assignment)
+
+    def _begin(self, flop: int) -> bool:
+        """Write the request down, or check that the build was begun with the same; returns whether to compile."""
+        wanted, begun, identity = self._request.compile, self._folder.begun_with(), self._identity()
+        if begun is not None and _COMPILED in begun:
+            self._folder.begin(identity | {_COMPILED: begun[_COMPILED]})
+            return keeps_fusing(begun[_COMPILED], wanted, self._architecture, self._progress)
+        fuse = chooses_to_fuse(wanted, flop, self._architecture, self._progress)
+        # A build begun before choices were written down goes on without.
+        self._folder.begin(identity | {_COMPILED: fuse} if begun is None else identity)
+        return fuse
 
     def _already_finished(self) -> RunDirectory:
         run = RunDirectory.open(self._request.out, None)

@@ -1,6 +1,7 @@
 """Exchange with PEFT: export one world as a folder PEFT loads, import m such folders as a run."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def import_worlds(
     Raises:
         InvalidValueError: an odd number of folders, or a membership of another shape.
         RunDirectoryError: a folder is not a plain LoRA adapter, or differs from the first, or does not fit the base.
+        OutputExistsError: `out` exists. After any of these nothing was written.
     """
     _validate.num_worlds(len(folders))
     base = resolve_base_model(model)
@@ -113,10 +115,11 @@ def import_worlds(
     worlds = _stacked(folders, read)
     _check_fit(architecture, worlds)
     members = None if membership is None else _read_membership(membership, len(folders))
+    on_all = None if full is None else _stacked([folders[0], full], [read[0], _read_folder(full)]).one(1)
     make_new_folder(out)
     write_adapters(out / WORLDS_NAME, worlds)
-    if full is not None:
-        write_adapters(out / FULL_NAME, _stacked([folders[0], full], [read[0], _read_folder(full)]).one(1))
+    if on_all is not None:
+        write_adapters(out / FULL_NAME, on_all)
     if members is not None:
         write_membership(out / MEMBERSHIP_NAME, members)
     write_manifest(
@@ -155,8 +158,9 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]
     used += ["init_lora_weights"] if config.get("init_lora_weights") not in _INITIALISATIONS else []
     if used:
         raise RunDirectoryError(f"{folder} uses {', '.join(used)}, which stacked worlds do not have")
-    if not isinstance(config.get("lora_alpha"), int | float) or not config["lora_alpha"] > 0:
-        raise RunDirectoryError(f"{folder}: adapter_config.json has no positive lora_alpha")
+    alpha = config.get("lora_alpha")
+    if not isinstance(alpha, int | float) or not 0 < alpha <= sys.float_info.max:
+        raise RunDirectoryError(f"{folder}: adapter_config.json needs a positive finite lora_alpha, it has {alpha!r}")
     if not tensors:
         raise RunDirectoryError(f"{folder} holds no adapter: adapter_model.safetensors is empty")
     return config, tensors
