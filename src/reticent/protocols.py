@@ -68,20 +68,24 @@ class Ensemble(Protocol[C]):
 class DraftingEnsemble(Ensemble[C], Protocol[C]):
     """An ensemble that can compute guessed tokens ahead, in the step of the token before them."""
 
+    def foresees(self, context: C, token: int) -> bool:
+        """Whether the token is the next one guessed, so that appending it needs no computation."""
+        ...
+
     def draft(
         self,
         contexts: Sequence[C],
         tokens: Sequence[int],
+        counts: Sequence[int],
         choose: Callable[[int, int, NDArray[np.float32]], int],
-        count: int,
     ) -> list[list[int]]:
         """What the public model alone would go on with after the next token of each context.
 
         Args:
             contexts: which; not extended.
             tokens: the token each is about to get.
+            counts: how many guesses each gets; fewer where the context window ends.
             choose: (number of the context, tokens guessed before, public logits float32[V]) -> the token guessed.
-            count: how many at most.
         """
         ...
 

@@ -7,6 +7,7 @@ from tiny_adapters import NUM_WORLDS, random_adapters
 from tiny_models import FAMILIES, build_tiny_model
 
 from reticent.decoding.decoder import generate
+from reticent.decoding.drafts import Pace
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ensemble.engine import Engine
 from reticent.ensemble.forward import batched_decoder
@@ -42,7 +43,7 @@ class Counting:
         return [self.spoil(guesses) for guesses in self.engine.draft(*arguments)]
 
     def extend(self, contexts, tokens, guesses=None):
-        self.computed.append(not contexts[0].foresees(tokens[0]))
+        self.computed.append(not self.engine.foresees(contexts[0], tokens[0]))
         self.engine.extend(contexts, tokens, guesses)
 
 
@@ -97,12 +98,23 @@ def test_worlds_dissent_in_these_tests():
 def test_nothing_is_guessed_that_no_token_can_use():
     engine, asked = make_engine(), []
     draft = engine.draft
-    engine.draft = lambda contexts, tokens, choose, count: asked.append(count) or draft(contexts, tokens, choose, count)
+    engine.draft = lambda contexts, tokens, counts, choose: (
+        asked.append(counts) or draft(contexts, tokens, counts, choose)
+    )
     settings = DecodingSettings(Decoder.GREEDY, 2.0**-6, num_candidates=40)
-    for max_tokens, most in [(1, []), (2, []), (3, [1])]:
+    for max_tokens, most in [(1, []), (2, []), (3, [[1]])]:
         asked.clear()
         stream(engine, settings, 8, max_tokens)
         assert asked == most
+
+
+def test_the_pace_follows_what_came_true():
+    pace, lengths = Pace(6), []
+    for came_true in (0, 1, 2, 4, 6, 6, 3, 2, 0, 1):
+        lengths.append(pace.next_length())
+        pace.came_true = came_true
+    assert lengths == [1, 1, 2, 4, 6, 6, 6, 3, 2, 1]
+    assert pace.next_length() == 2
 
 
 def test_the_context_window_ends_guessing():
@@ -121,12 +133,13 @@ def test_several_contexts_are_guessed_and_computed_together():
     ours, theirs = ([each.open(prompt) for prompt in prompts] for each in (engine, plain))
     candidates = np.arange(engine.vocab_size)
     tokens = [1, 2, 3]
-    guesses = engine.draft(ours, tokens, lambda number, ahead, logits_V: int(logits_V.argmax()), 2)
+    guesses = engine.draft(ours, tokens, [1, 3, 2], lambda number, ahead, logits_V: int(logits_V.argmax()))
+    assert [len(guess) for guess in guesses] == [1, 3, 2]
     # The second context goes on as guessed, the others do not.
     engine.extend(ours, tokens, guesses)
     plain.extend(theirs, tokens)
     after = [(guesses[0][0] + 1) % 250, guesses[1][0], (guesses[2][0] + 1) % 250]
-    assert [context.foresees(token) for context, token in zip(ours, after, strict=True)] == [False, True, False]
+    assert [engine.foresees(context, token) for context, token in zip(ours, after, strict=True)] == [False, True, False]
     for each, contexts in ((engine, ours), (plain, theirs)):
         each.extend(contexts, after)
     for one, other in zip(ours, theirs, strict=True):

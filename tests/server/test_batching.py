@@ -14,6 +14,7 @@ from tiny_adapters import random_adapters
 from tiny_models import build_tiny_model
 
 from reticent.decoding.decoder import cast_votes
+from reticent.decoding.drafts import Pace
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ensemble.engine import Engine
 from reticent.ensemble.forward import batched_decoder
@@ -228,7 +229,9 @@ def test_guesses_change_no_answer(started, num_drafts):
     answers = []
     for drafts in (0, num_drafts):
         jobs = [make_job(prompt=[5] * length, max_tokens=8 + length, seed=length) for length in range(1, 5)]
-        batcher = started(engine, make_curator(secret=1), num_drafts=drafts, max_concurrent=3)
+        for job in jobs:
+            job.pace = Pace(drafts)
+        batcher = started(engine, make_curator(secret=1), max_concurrent=3)
         batcher.submit(jobs)
         answers.append([sink.tokens for sink in finish(jobs)])
         batcher.close(10)

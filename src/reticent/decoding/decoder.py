@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
-from reticent.decoding.drafts import Continuation, extend_with_drafts
+from reticent.decoding.drafts import Continuation, Pace, extend_with_drafts
 from reticent.decoding.votes import Decoder, DecodingSettings, greedy_votes, gumbel_votes, top_candidates
 from reticent.errors import InvalidValueError
 from reticent.pac.curator import Curator
@@ -80,7 +80,7 @@ def generate(
         request_id: names the request in the release records; public.
         max_tokens: at least 1. The context window may end generation earlier.
         stop_tokens: ids that end generation once released.
-        num_drafts: tokens guessed ahead by the public model and computed in one step; see `decoding.drafts`.
+        num_drafts: most tokens guessed ahead by the public model and computed in one step; see `decoding.drafts`.
 
     Raises:
         InvalidValueError: an argument is outside its range; raised here, before anything is computed or charged.
@@ -103,7 +103,7 @@ def generate(
         request_id,
         num_steps,
         frozenset(stop_tokens),
-        num_drafts,
+        Pace(num_drafts),
     )
 
 
@@ -116,7 +116,7 @@ def _token_loop(
     request_id: str,
     num_steps: int,
     stop_tokens: frozenset[int],
-    num_drafts: int,
+    pace: Pace,
 ) -> Iterator[GeneratedToken]:
     context = ensemble.open(prompt_tokens)
     coin_key = None if settings.decoder is Decoder.GREEDY else coins.key
@@ -133,8 +133,8 @@ def _token_loop(
         yield GeneratedToken(released.token, released.num_active)
         if released.token in stop_tokens or step + 1 == num_steps:
             return
-        goes_on = Continuation(released.token, settings, coins, step + 1, num_steps - step - 1)
-        extend_with_drafts(ensemble, [context], [goes_on], num_drafts)
+        goes_on = Continuation(released.token, settings, coins, step + 1, num_steps - step - 1, pace)
+        extend_with_drafts(ensemble, [context], [goes_on])
 
 
 def _room_after(prompt_tokens: Sequence[int], ensemble: Ensemble[C]) -> int:

@@ -22,6 +22,29 @@ from reticent.protocols import C, DraftingEnsemble
 from reticent.randomness import PublicCoins
 
 
+@dataclass
+class Pace:
+    """How many tokens to guess for one request: more while guesses come true, fewer after a wrong one.
+
+    After a step all of whose guesses came true, twice as many; else as many as did, and at least one.
+
+    Attributes:
+        most: never more; 0 to guess nothing.
+        length: guesses behind the last token that was computed.
+        came_true: how many of them have come true.
+    """
+
+    most: int
+    length: int = 1
+    came_true: int = 0
+
+    def next_length(self) -> int:
+        """How many to guess in the step that now begins."""
+        longer = 2 * self.length if self.came_true == self.length else max(1, self.came_true)
+        self.length, self.came_true = min(longer, self.most), 0
+        return self.length
+
+
 @dataclass(frozen=True)
 class Continuation:
     """How one context goes on.
@@ -32,6 +55,7 @@ class Continuation:
         coins: of its request.
         step: the request's step that releases the token after it.
         num_wanted: tokens the request may still have after this one.
+        pace: of its request; told what came true.
     """
 
     token: int
@@ -39,6 +63,7 @@ class Continuation:
     coins: PublicCoins
     step: int
     num_wanted: int
+    pace: Pace
 
 
 def public_vote(public_logits_V: NDArray[np.float32], settings: DecodingSettings, coins: PublicCoins, step: int) -> int:
@@ -52,18 +77,30 @@ def public_vote(public_logits_V: NDArray[np.float32], settings: DecodingSettings
 
 
 def extend_with_drafts(
-    ensemble: DraftingEnsemble[C], contexts: Sequence[C], continuations: Sequence[Continuation], num_drafts: int
+    ensemble: DraftingEnsemble[C], contexts: Sequence[C], continuations: Sequence[Continuation]
 ) -> None:
-    """Give each context its token, and compute up to `num_drafts` guessed tokens behind it in the same step."""
+    """Give each context its token, and compute guessed tokens behind it in the same step."""
 
     def choose(number: int, ahead: int, public_logits_V: NDArray[np.float32]) -> int:
         goes_on = continuations[number]
         return public_vote(public_logits_V, goes_on.settings, goes_on.coins, goes_on.step + ahead)
 
     tokens = [goes_on.token for goes_on in continuations]
-    # The last token wanted is released from the states after the one before it.
-    count = min(num_drafts, max((goes_on.num_wanted for goes_on in continuations), default=0) - 1)
-    if count < 1:
-        ensemble.extend(contexts, tokens)
+    counts = [
+        _num_guesses(ensemble, context, goes_on) for context, goes_on in zip(contexts, continuations, strict=True)
+    ]
+    if any(counts):
+        ensemble.extend(contexts, tokens, ensemble.draft(contexts, tokens, counts, choose))
     else:
-        ensemble.extend(contexts, tokens, ensemble.draft(contexts, tokens, choose, count))
+        ensemble.extend(contexts, tokens)
+
+
+def _num_guesses(ensemble: DraftingEnsemble[C], context: C, goes_on: Continuation) -> int:
+    pace = goes_on.pace
+    if not pace.most:
+        return 0
+    if ensemble.foresees(context, goes_on.token):
+        pace.came_true += 1
+        return 0
+    # The last token wanted is released from the states behind the one before it.
+    return min(pace.next_length(), max(0, goes_on.num_wanted - 1))

@@ -55,10 +55,6 @@ class EngineContext:
         """Number of tokens the context holds."""
         return len(self.tokens)
 
-    def foresees(self, token: int) -> bool:
-        """Whether the token is the next one guessed, so that appending it needs no computation."""
-        return bool(self.ahead) and self.ahead[0][0] == token
-
     def append(self, token: int, final_hidden_GD: Tensor, ahead: list[tuple[int, Tensor]]) -> None:
         """Take the next token and what is known after it."""
         self.tokens.append(token)
@@ -156,7 +152,7 @@ class Engine:
             raise InvalidValueError(f"a context already holds {self.context_length} tokens, the model's context length")
         runs, unforeseen = [], []
         for context, token, guess in zip(contexts, tokens, guesses, strict=True):
-            if context.foresees(token):
+            if self.foresees(context, token):
                 _, final_hidden_GD = context.ahead[0]
                 context.append(token, final_hidden_GD, context.ahead[1:])
             else:
@@ -171,27 +167,27 @@ class Engine:
             context.append(*after[0], after[1:])
             first += len(after)
 
+    def foresees(self, context: EngineContext, token: int) -> bool:
+        """Whether the token is the next one guessed, so that appending it needs no computation."""
+        return bool(context.ahead) and context.ahead[0][0] == token
+
     @torch.inference_mode()
     def draft(
-        self, contexts: Sequence[EngineContext], tokens: Sequence[int], choose: Choose, count: int
+        self, contexts: Sequence[EngineContext], tokens: Sequence[int], counts: Sequence[int], choose: Choose
     ) -> list[list[int]]:
         """What the public model alone would go on with after the next token of each context.
 
         Args:
             contexts: which; unchanged but for what their caches hold beyond their length.
             tokens: the token each is about to get.
+            counts: how many guesses each gets; fewer where the context window ends.
             choose: picks a token.
-            count: how many at most; fewer where the context window ends. None where the token is foreseen.
         """
         runs = [[token] for token in tokens]
-        for ahead in range(count):
-            drafting = [
-                number
-                for number, context in enumerate(contexts)
-                if not context.foresees(tokens[number]) and context.length + ahead + 1 < self.context_length
-            ]
-            if not drafting:
-                break
+        room = [self.context_length - context.length - 1 for context in contexts]
+        counts = [min(count, most) for count, most in zip(counts, room, strict=True)]
+        for ahead in range(max(counts, default=0)):
+            drafting = [number for number, count in enumerate(counts) if ahead < count]
             hidden_1ND = self._steps.public_row(
                 [Run(contexts[number], contexts[number].length + ahead, runs[number][-1:]) for number in drafting]
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
+from reticent.decoding.drafts import Pace
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ledger.api_keys import ApiKey
 from reticent.pac.accounting import charge_units
@@ -265,6 +266,7 @@ class Answers:
                         stop_tokens=prompts.stop_tokens,
                         sink=sink,
                         allowance=self._meter,
+                        pace=Pace(self._service.settings.num_drafts),
                     )
                 )
         return jobs

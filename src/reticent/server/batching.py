@@ -76,7 +76,6 @@ class Batcher(Generic[C]):
         max_concurrent: answers in the batch.
         max_queue: answers that may wait.
         public_fallback: whether the public model goes on where the budget ends.
-        num_drafts: tokens guessed ahead for each answer; see `decoding.drafts`.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class Batcher(Generic[C]):
         max_concurrent: int,
         max_queue: int,
         public_fallback: bool = False,
-        num_drafts: int = 0,
     ) -> None:
         self._ensemble = ensemble
         self._curator = curator
@@ -96,7 +94,6 @@ class Batcher(Generic[C]):
         self._max_concurrent = max_concurrent
         self._max_queue = max_queue
         self._public_fallback = public_fallback
-        self._num_drafts = num_drafts
         self._waiting: FairQueue[C] = FairQueue()
         self._active: list[Job[C]] = []
         self._reading: _Reading[C] | None = None
@@ -264,11 +261,11 @@ class Batcher(Generic[C]):
         if not contexts:
             return
         going_on = [
-            Continuation(token, job.settings, job.coins, job.step, job.max_tokens - job.step)
+            Continuation(token, job.settings, job.coins, job.step, job.max_tokens - job.step, job.pace)
             for job, token in continuing
         ]
         try:
-            extend_with_drafts(self._ensemble, contexts, going_on, self._num_drafts)
+            extend_with_drafts(self._ensemble, contexts, going_on)
         except Exception:
             logger.exception("contexts could not be extended")
             for job, _ in continuing:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol
 
+from reticent.decoding.drafts import Pace
 from reticent.decoding.votes import DecodingSettings
 from reticent.protocols import C
 from reticent.randomness import PublicCoins
@@ -74,6 +75,7 @@ class Job(Generic[C]):
         stop_tokens: ids that end it once released.
         sink: where its tokens go.
         allowance: what its key may still have.
+        pace: how many tokens are guessed ahead for it.
         cancelled: set, by any thread, when nobody wants the answer any more.
         context: what the engine holds of it, while it is in the batch.
         step: tokens so far.
@@ -88,6 +90,7 @@ class Job(Generic[C]):
     stop_tokens: frozenset[int]
     sink: Sink
     allowance: Allowance
+    pace: Pace = field(default_factory=lambda: Pace(0))
     cancelled: bool = False
     context: C | None = field(default=None, repr=False)
     step: int = 0

@@ -100,7 +100,6 @@ def assemble(
         max_concurrent=limits.max_concurrent,
         max_queue=limits.max_queue,
         public_fallback=settings.on_exhausted is OnExhausted.PUBLIC,
-        num_drafts=settings.num_drafts,
     )
     metrics.watch(batcher)
     return Service(

@@ -60,7 +60,7 @@ class ServerSettings:
         on_exhausted: what happens once the budget is spent.
         log_texts: whether prompts and answers are written to the log.
         limits: bounds on what clients may ask for.
-        num_drafts: tokens the public model guesses ahead for each answer; see `decoding.drafts`.
+        num_drafts: most tokens the public model guesses ahead for an answer; see `decoding.drafts`.
     """
 
     model_name: str
