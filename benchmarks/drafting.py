@@ -55,7 +55,7 @@ def drafted_token(workspace: Workspace) -> Measured:
         f"at most {_NUM_DRAFTS} guesses a step, coupled sampling at temperature 1; {_description(drafted)}. Where "
         f"{_description(dissenting)}, the ratio is {others.ratio:.2f}"
     )
-    extra = {"computed_ahead": float(np.mean(drafted.foreseen)), "ratio_dissenting": others.ratio}
+    extra: dict[str, object] = {"computed_ahead": float(np.mean(drafted.foreseen)), "ratio_dissenting": others.ratio}
     return Measured(times, None, notes=notes, extra=extra)
 
 
