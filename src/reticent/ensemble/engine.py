@@ -117,13 +117,14 @@ class Engine:
         trunk_1ND = self._blocks.run_trunk(
             torch.tensor(context.tokens, device=device), positions_N, self._trunk_attention(context)
         )
-        finals = []
+        finals: list[Tensor] = []
         for some in self._blocks.parts(_PREFILL_TOKENS, len(prompt)):
+            if finals:
+                yield
             skip = 1 if some.start == 0 else 0
             attend = self._storing_attention(context, some.start + 1 - skip)
             hidden_GND = self._blocks.run_rows(trunk_1ND, positions_N, attend, skip, some)
             finals.append(self._decoder.final_hidden(hidden_GND[:, -1]))
-            yield
         context.final_hidden_GD = torch.cat(finals)
         return context
 
