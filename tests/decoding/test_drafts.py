@@ -11,6 +11,7 @@ from reticent.decoding.drafts import Pace
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ensemble.engine import Engine
 from reticent.ensemble.forward import batched_decoder
+from reticent.errors import InvalidValueError
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.laws import ReleaseLaw
 from reticent.pac.posterior import Posterior
@@ -87,6 +88,17 @@ def test_wrong_guesses_leave_no_trace(spoilt):
     np.testing.assert_allclose(posterior, expected[1], rtol=1e-9, atol=1e-12)
     # Only where every first guess is wrong is each token computed.
     assert all(engine.computed) == (spoilt == "wrong")
+
+
+def test_where_nothing_can_be_guessed_decoding_goes_on():
+    settings = DecodingSettings(Decoder.GUMBEL, 2.0**-6, num_candidates=40)
+    expected, _, _ = stream(make_engine(), settings, 0)
+
+    def fails(guesses):
+        raise InvalidValueError("the public model's logits contain NaN")
+
+    said, _, _ = stream(Counting(make_engine(), fails), settings, 4)
+    assert said == expected
 
 
 def test_worlds_dissent_in_these_tests():

@@ -12,12 +12,14 @@ model. As with any change of a step's shape, rounding may differ in the last bit
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reticent.decoding.votes import Decoder, DecodingSettings, greedy_votes, gumbel_votes, top_candidates
+from reticent.errors import InvalidValueError
 from reticent.protocols import C, DraftingEnsemble
 from reticent.randomness import PublicCoins
 
@@ -89,10 +91,15 @@ def extend_with_drafts(
     counts = [
         _num_guesses(ensemble, context, goes_on) for context, goes_on in zip(contexts, continuations, strict=True)
     ]
+    guesses = None
     if any(counts):
-        ensemble.extend(contexts, tokens, ensemble.draft(contexts, tokens, counts, choose))
-    else:
+        # Where the public model gives no distribution nothing is guessed: the next step finds it and says whose it is.
+        with suppress(InvalidValueError):
+            guesses = ensemble.draft(contexts, tokens, counts, choose)
+    if guesses is None:
         ensemble.extend(contexts, tokens)
+    else:
+        ensemble.extend(contexts, tokens, guesses)
 
 
 def _num_guesses(ensemble: DraftingEnsemble[C], context: C, goes_on: Continuation) -> int:
