@@ -24,13 +24,13 @@ from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import Paired, interleaved
 from benchmarks.workspace import Workspace
 from reticent.adaptation.techniques import technique_parameters
-from reticent.adaptation.template import EncodedText, TextTemplate, encode
+from reticent.adaptation.template import EncodedText, TextTemplate
 from reticent.audit.attacks.min_k_plus_plus import min_k_plus_plus
 from reticent.audit.cache import SignalCache, cached_signals
 from reticent.audit.gradients import adaptation_gradients, gradient_norms
 from reticent.audit.metrics import auc
 from reticent.audit.scoring import ModelScorer
-from reticent.corpus import read_corpus, text_hash
+from reticent.corpus import text_hash
 from reticent.protocols import TokenSignals
 
 _LEARNING_RATE = 1e-3
@@ -79,9 +79,8 @@ def setting_of(workspace: Workspace) -> Setting:
 
 
 def _make_setting(workspace: Workspace) -> Setting:
-    template = TextTemplate(max_tokens=workspace.sizes.audit_tokens + 1, add_eos=False)
-    tokenizer = workspace.base.load_tokenizer()
-    texts = _texts(workspace, template, tokenizer)
+    template, tokenizer = workspace.audit_template, workspace.base.load_tokenizer()
+    texts = _texts(workspace, template.max_tokens)
     config = lora_config(workspace.adapters("attention", num_worlds=1))
     targets: dict[torch.dtype, nn.Module] = {}
     for dtype in (torch.bfloat16, torch.float32):
@@ -104,18 +103,11 @@ def _make_setting(workspace: Workspace) -> Setting:
     return Setting(texts, template, tokenizer, targets, scorers, workspace.exact_model)
 
 
-def _texts(workspace: Workspace, template: TextTemplate, tokenizer: Any) -> list[EncodedText]:
+def _texts(workspace: Workspace, length: int) -> list[EncodedText]:
     """Texts of the full length: from a corpus where one was given, else sampled from the base."""
-    wanted, length = workspace.sizes.audit_texts, template.max_tokens
     if workspace.texts is not None:
-        corpus = read_corpus(workspace.texts)
-        encoded = encode(tokenizer, template, [record.text for record in corpus.records])
-        whole = [text for text in encoded if len(text.token_ids) == length]
-        parity.require(
-            len(whole) >= wanted, f"{workspace.texts}: {len(whole)} texts of {length} tokens, needed {wanted}"
-        )
-        return whole[:wanted]
-    sampled = workspace.sampled_texts(wanted, length)
+        return workspace.corpus_texts()
+    sampled = workspace.sampled_texts(workspace.sizes.audit_texts, length)
     return [EncodedText(row, None, 1, truncated=True) for row in sampled.numpy()]
 
 

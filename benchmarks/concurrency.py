@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 
 from benchmarks import limits, parity
-from benchmarks.decoding import check_engine
+from benchmarks.decoding import check_engine, start_length
 from benchmarks.report import timestamp
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import interleaved
@@ -59,11 +59,6 @@ class PromptContexts:
         return self._contexts[:count]
 
 
-def start_length(context: int, steps: int) -> int:
-    """Tokens to begin with, so that contexts hold `context` tokens on average in the steps after a warm-up step."""
-    return max(2, context - (steps + 3) // 2)
-
-
 def concurrent_requests(workspace: Workspace) -> Measured:
     """Tokens a second of several requests in one step, over those of one request alone."""
     sizes = workspace.sizes
@@ -72,7 +67,7 @@ def concurrent_requests(workspace: Workspace) -> Measured:
     check_engine(workspace, engine, adapters, workspace.prompt(sizes.context))
     _check_together(workspace, engine, adapters)
     pairs = max(sizes.heavy_pairs, sizes.pairs // 2)
-    length = start_length(sizes.context, pairs)
+    length = start_length(sizes.context, pairs, warmup=1)
     contexts = [engine.open(workspace.prompt(length, number)) for number in range(sizes.requests + 1)]
     alone = Requests(engine, contexts[:1], _ALONE, sizes.num_candidates)
     together = Requests(engine, contexts[1:], _ALONE + 1, sizes.num_candidates)
@@ -126,7 +121,8 @@ def _points_at(workspace: Workspace, engine: Engine, length: int) -> list[dict[s
             point["skipped"] = f"caches, with one alone beside, would take {gib:.1f} GiB; the limit is 16"
             continue
         # A warm-up step comes before those that are timed.
-        contexts = contexts or PromptContexts(engine, workspace.prompt(start_length(length, steps)), steps + 1)
+        start = start_length(length, steps, warmup=1)
+        contexts = contexts or PromptContexts(engine, workspace.prompt(start), steps + 1)
         point |= _point(workspace, engine, contexts.take(requests + 1))
     return points
 

@@ -103,12 +103,13 @@ def _check_decoding(
 
 
 def start_of(workspace: Workspace, pairs: int, warmup: int = 0, run: int = 1) -> list[int]:
-    """A prompt so short that the steps `interleaved` counts have the stated context behind them on average.
+    """A prompt so short that the steps `interleaved` counts have the stated context behind them on average."""
+    return workspace.prompt(start_length(workspace.sizes.context, pairs, warmup, run))
 
-    No shorter than what `check_engine` takes.
-    """
-    length = workspace.sizes.context - math.ceil(steps_before(pairs, warmup, run))
-    return workspace.prompt(max(_PARITY_TOKENS + 1, length))
+
+def start_length(context: int, pairs: int, warmup: int = 0, run: int = 1) -> int:
+    """How many tokens to begin with for that, of any context; no fewer than what `check_engine` takes."""
+    return max(_PARITY_TOKENS + 1, context - math.ceil(steps_before(pairs, warmup, run)))
 
 
 def step_limit(workspace: Workspace, adapters: StackedAdapters) -> float:

@@ -1,19 +1,20 @@
 """Row on drafts: a private token where the public model guesses ahead, against one step a token."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from benchmarks import parity
-from benchmarks.decoding import STEP_BUDGET, experimental_curator
+from benchmarks.decoding import STEP_BUDGET, experimental_curator, start_length
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import Paired, interleaved
 from benchmarks.workspace import ALIKE, Workspace
-from reticent.decoding.decoder import cast_votes
-from reticent.decoding.drafts import Continuation, Pace, extend_with_drafts
+from reticent.decoding.decoder import GeneratedToken, generate
 from reticent.decoding.votes import Decoder, DecodingSettings
+from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine, EngineContext
-from reticent.pac.curator import Curator
+from reticent.ensemble.forward import BatchedDecoder
 from reticent.randomness import PublicCoins
 
 _NUM_DRAFTS = 3
@@ -23,67 +24,70 @@ _AS_TRAINED = ALIKE / 4
 """Deviation of B's entries with which worlds differ about as often as those of a run with default settings."""
 
 
-@dataclass
-class DraftedStream:
-    """Coupled samples of one request, by steps that compute guesses at a pace."""
+class _Watched(Engine):
+    """An engine that notes of each token whether it was computed ahead."""
 
-    engine: Engine
-    context: EngineContext
-    curator: Curator
-    coins: PublicCoins
-    settings: DecodingSettings
-    pace: Pace
-    foreseen: list[bool] = field(default_factory=list)
+    def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters) -> None:
+        super().__init__(decoder, adapters)
+        self.foreseen: list[bool] = []
 
-    def tokens(self) -> None:
-        """Release some tokens, each from its votes to the step behind it."""
-        for _ in range(_TOKENS_AT_ONCE):
-            step = len(self.foreseen)
-            votes_M = cast_votes(self.engine, self.context, self.settings, self.coins, step)
-            token = self.curator.release(votes_M, STEP_BUDGET, request="benchmark", step=step).token
-            self.foreseen.append(self.engine.foresees(self.context, token))
-            goes_on = Continuation(token, self.settings, self.coins, step + 1, 1 + self.pace.most, self.pace)
-            extend_with_drafts(self.engine, [self.context], [goes_on])
+    def extend(
+        self,
+        contexts: Sequence[EngineContext],
+        tokens: Sequence[int],
+        guesses: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """See `Engine.extend`."""
+        self.foreseen += map(self.foresees, contexts, tokens)
+        super().extend(contexts, tokens, guesses)
 
 
 def drafted_token(workspace: Workspace) -> Measured:
     """Milliseconds a token with guesses and without, in two streams of one prompt and the same coins."""
     _check(workspace)
-    times, drafted = _timed(workspace, _AS_TRAINED)
+    times, as_trained = _timed(workspace, _AS_TRAINED)
     others, dissenting = _timed(workspace, ALIKE)
     notes = (
-        f"at most {_NUM_DRAFTS} guesses a step, coupled sampling at temperature 1; {_description(drafted)}. Where "
-        f"{_description(dissenting)}, the ratio is {others.ratio:.2f}"
+        f"at most {_NUM_DRAFTS} guesses a step, coupled sampling at temperature 1; {as_trained}. Where {dissenting}, "
+        f"the ratio is {others.ratio:.2f}"
     )
-    extra: dict[str, object] = {"computed_ahead": float(np.mean(drafted.foreseen)), "ratio_dissenting": others.ratio}
-    return Measured(times, None, notes=notes, extra=extra)
+    return Measured(times, None, notes=notes, extra={"ratio_dissenting": others.ratio})
 
 
-def _timed(workspace: Workspace, deviation: float) -> tuple[Paired, DraftedStream]:
-    """Times a token with guesses and without, and the stream with guesses."""
+def _timed(workspace: Workspace, deviation: float) -> tuple[Paired, str]:
+    """Times a token with guesses and without; and how often worlds differed and guesses came true."""
     sizes = workspace.sizes
-    engine = Engine(workspace.decoder, workspace.adapters("attention", deviation=deviation))
-    length = max(2, sizes.prefill - (sizes.heavy_pairs + 1) * _TOKENS_AT_ONCE // 2)
+    blocks = 1 + sizes.heavy_pairs
+    adapters = workspace.adapters("attention", deviation=deviation)
     settings = DecodingSettings(Decoder.GUMBEL, STEP_BUDGET, num_candidates=sizes.num_candidates)
+    # The token after the prompt is released before anything is timed, and some are left over for guesses.
+    prompt = workspace.prompt(start_length(sizes.prefill, blocks * _TOKENS_AT_ONCE))
+    num_tokens = blocks * _TOKENS_AT_ONCE + 2 + _NUM_DRAFTS
+    engines = [_Watched(workspace.decoder, adapters) for _ in range(2)]
+    curators = [experimental_curator(sizes.num_worlds) for _ in range(2)]
     drafted, plain = (
-        DraftedStream(
-            engine,
-            engine.open(workspace.prompt(length)),
-            experimental_curator(sizes.num_worlds),
-            PublicCoins.from_seed(workspace.seed, 0),
-            settings,
-            Pace(most),
-        )
-        for most in (_NUM_DRAFTS, 0)
+        generate(engine, prompt, settings, curator, _coins(workspace), "benchmark", num_tokens, num_drafts=most)
+        for engine, curator, most in zip(engines, curators, (_NUM_DRAFTS, 0), strict=True)
     )
-    times = interleaved(drafted.tokens, plain.tokens, sizes.heavy_pairs, device=workspace.device)
-    return times.scaled(1 / _TOKENS_AT_ONCE, 1 / _TOKENS_AT_ONCE), drafted
+    for stream in (drafted, plain):
+        next(stream)
+    above, below = (partial(_release, stream) for stream in (drafted, plain))
+    times = interleaved(above, below, sizes.heavy_pairs, device=workspace.device)
+    state = curators[0].state
+    description = (
+        f"worlds differ on {state.dissenting_steps / state.tokens_released:.0%} of the tokens and "
+        f"{np.mean(engines[0].foreseen):.0%} are computed ahead"
+    )
+    return times.scaled(1 / _TOKENS_AT_ONCE, 1 / _TOKENS_AT_ONCE), description
 
 
-def _description(stream: DraftedStream) -> str:
-    state = stream.curator.state
-    dissent = state.dissenting_steps / state.tokens_released
-    return f"worlds differ on {dissent:.0%} of the tokens and {np.mean(stream.foreseen):.0%} are computed ahead"
+def _coins(workspace: Workspace) -> PublicCoins:
+    return PublicCoins.from_seed(workspace.seed, 0)
+
+
+def _release(stream: Iterator[GeneratedToken]) -> None:
+    for _ in range(_TOKENS_AT_ONCE):
+        next(stream)
 
 
 def _check(workspace: Workspace) -> None:

@@ -92,8 +92,8 @@ def _measure(asked: argparse.Namespace, out: Path) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="reticent-benchmarks-") as scratch:
         try:
             workspace = options.make_workspace(asked, Path(scratch))
-            if any(benchmark in auditing.BENCHMARKS for benchmark in chosen):
-                options.require_texts(workspace)
+            if workspace.texts is not None and any(benchmark in auditing.BENCHMARKS for benchmark in chosen):
+                workspace.corpus_texts()  # or an error, before anything is measured
             return _Run(workspace, chosen, with_curve, out).run()
         except KeyboardInterrupt:
             return None

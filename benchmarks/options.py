@@ -14,8 +14,6 @@ import torch
 
 from benchmarks.rows import Benchmark
 from benchmarks.workspace import SMOKE, Sizes, Workspace
-from reticent.adaptation.template import TextTemplate, encode
-from reticent.corpus import read_corpus
 from reticent.errors import InvalidValueError
 from reticent.models import usable_device
 
@@ -121,27 +119,6 @@ def make_workspace(options: argparse.Namespace, scratch: Path) -> Workspace:
         raise InvalidValueError(f"device {options.device!r}: rows run on {' or '.join(_KINDS_OF_DEVICE)}")
     dtype = getattr(torch, options.dtype)
     return Workspace(name, dtype, device, sizes, scratch, smoke=options.smoke, texts=options.texts)
-
-
-def require_texts(workspace: Workspace) -> None:
-    """Make sure that the corpus of the rows on auditing, if one was named, is long enough for them.
-
-    Raises:
-        InvalidValueError: too few of its texts have the length that is scored.
-        CorpusError: it cannot be read.
-    """
-    if workspace.texts is None:
-        return
-    sizes = workspace.sizes
-    template = TextTemplate(max_tokens=sizes.audit_tokens + 1, add_eos=False)
-    texts = [record.text for record in read_corpus(workspace.texts).records]
-    encoded = encode(workspace.base.load_tokenizer(), template, texts)
-    found = sum(len(text.token_ids) == template.max_tokens for text in encoded)
-    if found < sizes.audit_texts:
-        raise InvalidValueError(
-            f"--texts {workspace.texts}: {found} texts of at least {template.max_tokens} tokens, needed are "
-            f"{sizes.audit_texts}; name a corpus with longer or more texts, or leave --texts away"
-        )
 
 
 def _kind(device: str) -> str:

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from benchmarks import machine
+from reticent.adaptation.template import EncodedText, TextTemplate, encode
+from reticent.corpus import read_corpus
 from reticent.ensemble.adapters import StackedAdapters, select_modules
 from reticent.ensemble.architecture import Architecture
 from reticent.ensemble.forward import BatchedDecoder, batched_decoder
 from reticent.ensemble.fused import can_compile
+from reticent.errors import InvalidValueError
 from reticent.models import BaseModel, resolve_base_model
 
 _LAYERS_OF_REFERENCE = 30
@@ -156,6 +159,30 @@ class Workspace:
         generator = torch.Generator().manual_seed(1000 + number)
         tokens: list[int] = torch.randint(self.architecture.vocab_size, (length,), generator=generator).tolist()
         return tokens
+
+    def corpus_texts(self) -> list[EncodedText]:
+        """The texts of the corpus that was named for the rows on auditing, those of the full length that is scored.
+
+        Raises:
+            InvalidValueError: too few of its texts are so long.
+            CorpusError: it cannot be read.
+        """
+        assert self.texts is not None
+        template, wanted = self.audit_template, self.sizes.audit_texts
+        texts = [record.text for record in read_corpus(self.texts).records]
+        encoded = encode(self.base.load_tokenizer(), template, texts)
+        whole = [text for text in encoded if len(text.token_ids) == template.max_tokens]
+        if len(whole) < wanted:
+            raise InvalidValueError(
+                f"--texts {self.texts}: {len(whole)} texts of at least {template.max_tokens} tokens, needed are "
+                f"{wanted}; name a corpus with longer or more texts, or leave --texts away"
+            )
+        return whole[:wanted]
+
+    @property
+    def audit_template(self) -> TextTemplate:
+        """How the texts of the rows on auditing are read."""
+        return TextTemplate(max_tokens=self.sizes.audit_tokens + 1, add_eos=False)
 
     def sampled_texts(self, count: int, length: int) -> torch.Tensor:
         """Texts that the base itself says, [count, length]; the same for the same arguments.

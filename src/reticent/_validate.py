@@ -4,6 +4,7 @@ Every check is written as `not lo <= x <= hi`, so that NaN fails, and every mess
 """
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 
 from reticent.errors import InvalidValueError
@@ -47,3 +48,13 @@ def num_worlds(value: int) -> int:
             f"num_worlds must be even, so that each record can be in exactly half of the worlds; got {value}"
         )
     return int(value)
+
+
+def in_vocabulary(tokens: Iterable[int], vocab_size: int) -> None:
+    """Raise `InvalidValueError` unless 0 <= token < vocab_size for every token of a prompt.
+
+    A tokenizer may know tokens, added after training, that the model has no embedding for.
+    """
+    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise InvalidValueError(f"prompt token {outside} is outside the vocabulary of {vocab_size} tokens")

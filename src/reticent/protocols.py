@@ -27,6 +27,10 @@ class Context(Protocol):
 C = TypeVar("C", bound=Context)
 
 
+Choose = Callable[[int, int, NDArray[np.float32]], int]
+"""(number of the context, tokens guessed before, public logits float32[V]) -> the token guessed."""
+
+
 class Ensemble(Protocol[C]):
     """The public model and all worlds, evaluated together for one next token.
 
@@ -77,7 +81,7 @@ class DraftingEnsemble(Ensemble[C], Protocol[C]):
         contexts: Sequence[C],
         tokens: Sequence[int],
         counts: Sequence[int],
-        choose: Callable[[int, int, NDArray[np.float32]], int],
+        choose: Choose,
     ) -> list[list[int]]:
         """What the public model alone would go on with after the next token of each context.
 
@@ -85,7 +89,7 @@ class DraftingEnsemble(Ensemble[C], Protocol[C]):
             contexts: which; not extended.
             tokens: the token each is about to get.
             counts: how many guesses each gets; fewer where the context window ends.
-            choose: (number of the context, tokens guessed before, public logits float32[V]) -> the token guessed.
+            choose: picks a token.
         """
         ...
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from results_files import results_with
 from rich.console import Console
 
 from benchmarks import concurrency, report
@@ -47,8 +48,8 @@ class Steps:
 
         def extend(engine: Engine, contexts: Sequence[EngineContext], tokens: Sequence[int]) -> None:
             self.tokens.append(list(tokens))
-            genuine_extend(engine, contexts, tokens)
             self._lengths.append([context.length for context in contexts])
+            genuine_extend(engine, contexts, tokens)
 
         def opened(engine: Engine, prompt: Sequence[int]) -> EngineContext:
             self.prompts.append(tuple(prompt))
@@ -142,23 +143,6 @@ def test_what_does_not_fit_is_skipped_and_never_opened(workspace: Workspace, mon
     assert len(steps.pairs) == len(POINTS) - 2
 
 
-def results_with(points: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "started": "2026-01-02T03:00:00+00:00",
-        "finished": "2026-01-02T04:00:00+00:00",
-        "machine": {
-            "processor": "P",
-            "threads": 2,
-            "accelerator": None,
-            "versions": dict.fromkeys(("torch", "transformers", "peft"), "1"),
-        },
-        "setting": {"model": "m", "num_worlds": 128, "dtype": "bfloat16", "smoke": False},
-        "peaks": {"step_flops": 5e11, "many_flops": 6e11, "bytes_read": 19e9},
-        "rows": [],
-        "curve": points,
-    }
-
-
 POINT = {
     "worlds": 8,
     "requests": 2,
@@ -173,7 +157,7 @@ POINT = {
 
 def test_the_page_gives_ratio_and_spread_beside_both_times_and_when() -> None:
     times = ("2026-01-02T03:30:00+00:00", "2026-01-02T03:50:00+00:00")
-    text = report.markdown(results_with([POINT | {"measured": time} for time in times]))
+    text = report.markdown(results_with(curve=[POINT | {"measured": time} for time in times]))
     assert "| 8 | 32 | 2 | 98.4 | 80.0 | 1.23 | 0.125 | 20.3 |  |" in text
     assert "measured from 2026-01-02T03:30:00+00:00 to 2026-01-02T03:50:00+00:00." in text
     assert "not in the run" not in text
@@ -181,12 +165,12 @@ def test_the_page_gives_ratio_and_spread_beside_both_times_and_when() -> None:
 
 @pytest.mark.parametrize("time", ["2026-01-02T02:59:59+00:00", "2026-01-02T05:00:01+01:00"])
 def test_a_curve_of_another_run_is_called_one(time: str) -> None:
-    text = report.markdown(results_with([POINT | {"measured": time}]))
+    text = report.markdown(results_with(curve=[POINT | {"measured": time}]))
     assert "not in the run of the rows above, 2026-01-02T03:00:00+00:00 to 2026-01-02T04:00:00+00:00." in text
 
 
 def test_a_curve_without_its_time_says_so_on_the_page_and_on_the_terminal() -> None:
-    results, console = results_with([POINT]), Console(file=io.StringIO(), width=200, record=True)
+    results, console = results_with(curve=[POINT]), Console(file=io.StringIO(), width=200, record=True)
     report.print_table(results, console)
     for text in (report.markdown(results), console.export_text()):
         assert "when it was measured is not recorded" in text

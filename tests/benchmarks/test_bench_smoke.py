@@ -1,6 +1,7 @@
 """The benchmark runs on a tiny model, writes what readers of its results expect, and never times a wrong answer."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from results_files import results_with
 
 from benchmarks import decoding, release, report
 from benchmarks import main as harness
@@ -34,6 +36,23 @@ class Heap:
 def run(folder: Path, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
     status = harness.main([*SMOKE, "--model", str(folder), "--out", str(out), *options])
     return status, json.loads(out.read_text("utf-8"))
+
+
+ErrorsOf = Callable[..., list[str]]
+
+
+@pytest.fixture
+def errors_of(tiny_llama_folder: Path, tmp_path: Path) -> ErrorsOf:
+    """Runs some rows that must find a wrong answer, and returns what each says of it."""
+
+    def asked(*names: str) -> list[str]:
+        status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", *names)
+        assert status == 1
+        assert [row["name"] for row in results["rows"]] == list(names)
+        assert not any("ratio" in row for row in results["rows"])
+        return [row["error"] for row in results["rows"]]
+
+    return asked
 
 
 def test_every_row_runs_and_says_what_it_found(
@@ -117,34 +136,22 @@ def all_but_the_likeliest(logits: Any, count: int, genuine: Any = decoding.top_c
     ],
 )
 def test_every_row_on_decoding_asks_for_parity_of_all_worlds_and_candidates(
-    owner: Any,
-    name: str,
-    wrong: Any,
-    message: str,
-    tiny_llama_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    owner: Any, name: str, wrong: Any, message: str, errors_of: ErrorsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
-    names = [benchmark.name for benchmark in decoding.BENCHMARKS]
-    status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", *names)
-    assert status == 1
-    assert [row["name"] for row in results["rows"]] == names
-    assert all(message in row["error"] for row in results["rows"])
+    errors = errors_of(*(benchmark.name for benchmark in decoding.BENCHMARKS))
+    assert all(message in error for error in errors)
 
 
 def test_among_equal_logits_the_lower_tokens_are_likeliest() -> None:
     assert likeliest(np.array([1.0, 3.0, 2.0, 1.0, 1.0]), 4).tolist() == [0, 1, 2, 3]
 
 
-def test_noise_of_another_size_is_a_wrong_answer(
-    tiny_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_of_another_size_is_a_wrong_answer(errors_of: ErrorsOf, monkeypatch: pytest.MonkeyPatch) -> None:
     genuine = release.noise_covariance
     monkeypatch.setattr(release, "noise_covariance", lambda calibration: 1.001 * genuine(calibration))
-    status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", "release-vs-full-space")
-    assert status == 1
-    assert "noise covariance" in results["rows"][0]["error"]
+    [error] = errors_of("release-vs-full-space")
+    assert "noise covariance" in error
 
 
 def votes_of_another_token(*arguments: Any, genuine: Any = stepping.cast_votes) -> Any:
@@ -163,19 +170,11 @@ def commit_to_nowhere(*_arguments: Any) -> None:
     ],
 )
 def test_a_server_that_says_or_charges_something_else_has_no_times(
-    owner: Any,
-    name: str,
-    wrong: Any,
-    message: str,
-    tiny_llama_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    owner: Any, name: str, wrong: Any, message: str, errors_of: ErrorsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
-    status, results = run(tiny_llama_folder, tmp_path / "results.json", "--only", "server-overhead")
-    assert status == 1
-    assert message in results["rows"][0]["error"]
-    assert "ratio" not in results["rows"][0]
+    [error] = errors_of("server-overhead")
+    assert message in error
 
 
 def test_ratio_and_spread_by_hand() -> None:
@@ -198,19 +197,7 @@ def test_the_mechanisms_share_is_also_that_of_the_shorter_token(tiny_llama_folde
 
 def test_the_table_of_the_documentation_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     row = {"what": "a", "against": "b", "ratio": 0.04, "spread": 0.001, "target": 1 / 12, "direction": "<="}
-    results = {
-        "machine": {
-            "processor": "P",
-            "threads": 2,
-            "accelerator": None,
-            "versions": dict.fromkeys(("torch", "transformers", "peft"), "1"),
-        },
-        "setting": {"model": "m", "num_worlds": 128, "dtype": "bfloat16", "smoke": False},
-        "peaks": {"step_flops": 5e11, "many_flops": 6e11, "bytes_read": 19e9},
-        "finished": "today",
-        "rows": [row | {"limit": None, "holds": True, "notes": "once"}],
-        "curve": None,
-    }
+    results = results_with(rows=[row | {"limit": None, "holds": True, "notes": "once"}])
     page = tmp_path / "performance.md"
     page.write_text(f"before\n{report.BEGIN}\nformer table\n{report.END}\nafter\n")
     report.write_docs(results, page)

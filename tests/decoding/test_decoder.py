@@ -40,7 +40,7 @@ class BigramEnsemble:
         self.calls.append(("open", tuple(prompt)))
         return BigramContext(list(prompt))
 
-    def extend(self, contexts, tokens):
+    def extend(self, contexts, tokens, guesses=None):
         self.calls.append(("extend", tuple(tokens)))
         for context, token in zip(contexts, tokens, strict=True):
             context.tokens.append(token)

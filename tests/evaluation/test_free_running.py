@@ -27,7 +27,7 @@ class SplitEnsemble:
     def open(self, prompt):
         return Context(prompt)
 
-    def extend(self, contexts, tokens):
+    def extend(self, contexts, tokens, guesses=None):
         for context, token in zip(contexts, tokens, strict=True):
             context.tokens.append(token)
 

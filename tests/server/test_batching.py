@@ -65,7 +65,7 @@ class Arithmetic:
             yield
         return self.open(prompt)
 
-    def extend(self, contexts, tokens):
+    def extend(self, contexts, tokens, guesses=None):
         self.batches.append(len(contexts))
         for context, token in zip(contexts, tokens, strict=True):
             context.tokens.append(token)
@@ -278,9 +278,9 @@ def test_the_deadline_holds_while_a_prompt_is_read(started):
     assert ensemble.parts == 10
 
 
-def test_a_defect_in_handing_on_ends_its_own_answer_only(started):
+def test_a_defect_in_handing_on_ends_its_own_answer_only(started, caplog):
     def fails():
-        raise ValueError("no such token")
+        raise ValueError("cannot decode 'Dear Mrs Smith'")
 
     class Deaf(Recorder):
         def end(self, ending):
@@ -292,6 +292,9 @@ def test_a_defect_in_handing_on_ends_its_own_answer_only(started):
     batcher.submit(jobs)
     assert [sink.ending for sink in finish(jobs)] == [Ending.FAULT, Ending.LENGTH, Ending.LENGTH]
     assert batcher.is_running
+    # What failed is said, and not what text it was about.
+    assert caplog.text.count("ValueError") == 2
+    assert "Smith" not in caplog.text
 
 
 def test_the_cap_holds_under_concurrency_and_every_shown_token_is_charged(started):

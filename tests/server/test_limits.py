@@ -106,7 +106,7 @@ class Gated:
     def __getattr__(self, name):
         return getattr(self._ensemble, name)
 
-    def extend(self, contexts, tokens):
+    def extend(self, contexts, tokens, guesses=None):
         self._steps -= 1
         if self._steps <= 0:
             self.gate.wait(60)

@@ -143,9 +143,7 @@ def _room_after(prompt_tokens: Sequence[int], ensemble: Ensemble[C]) -> int:
         raise InvalidValueError(
             "the prompt is empty; give at least one token, such as the model's beginning-of-text token"
         )
-    outside = next((token for token in prompt_tokens if not 0 <= token < ensemble.vocab_size), None)
-    if outside is not None:
-        raise InvalidValueError(f"prompt token {outside} is outside the vocabulary of {ensemble.vocab_size} tokens")
+    _validate.in_vocabulary(prompt_tokens, ensemble.vocab_size)
     room = ensemble.context_length - len(prompt_tokens)
     if room < 1:
         raise InvalidValueError(

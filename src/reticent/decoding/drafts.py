@@ -96,10 +96,7 @@ def extend_with_drafts(
         # Where the public model gives no distribution nothing is guessed: the next step finds it and says whose it is.
         with suppress(InvalidValueError):
             guesses = ensemble.draft(contexts, tokens, counts, choose)
-    if guesses is None:
-        ensemble.extend(contexts, tokens)
-    else:
-        ensemble.extend(contexts, tokens, guesses)
+    ensemble.extend(contexts, tokens, guesses)
 
 
 def _num_guesses(ensemble: DraftingEnsemble[C], context: C, goes_on: Continuation) -> int:

@@ -43,7 +43,7 @@ def biases_up_to(positions_Q: Tensor, num_keys: int, alibi_slopes_H: Tensor | No
     Returns:
         [1, 1, Q, T], or with linear biases [1, H, Q, T].
     """
-    return _biases(positions_Q[:, None], num_keys, alibi_slopes_H, positions_Q.device).to(dtype)
+    return _biases(positions_Q[:, None], num_keys, alibi_slopes_H).to(dtype)
 
 
 def cached_attention(query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: float, bias: Tensor) -> Tensor:
@@ -90,16 +90,16 @@ def _grouped(query_BQHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, scale: fl
 def _causal_bias(num_queries: int, num_keys: int, alibi_slopes_H: Tensor | None, like: Tensor) -> Tensor:
     """`_biases` of the last queries of a text."""
     query_at = torch.arange(num_keys - num_queries, num_keys, device=like.device)[:, None]
-    return _biases(query_at, num_keys, alibi_slopes_H, like.device).to(like.dtype)
+    return _biases(query_at, num_keys, alibi_slopes_H).to(like.dtype)
 
 
-def _biases(query_at: Tensor, num_keys: int, alibi_slopes_H: Tensor | None, device: torch.device) -> Tensor:
+def _biases(query_at: Tensor, num_keys: int, alibi_slopes_H: Tensor | None) -> Tensor:
     """What is added to scaled scores of queries at positions [Q, 1]: minus infinity ahead of each.
 
     Four dimensions, [1, 1, Q, T] or with linear biases [1, H, Q, T]: with three torch leaves its fused attention.
     """
-    key_at = torch.arange(num_keys, device=device)
-    bias = torch.zeros(1, 1, len(query_at), num_keys, device=device).masked_fill(key_at > query_at, -torch.inf)
+    key_at = torch.arange(num_keys, device=query_at.device)
+    bias = torch.zeros(1, 1, len(query_at), num_keys, device=query_at.device).masked_fill(key_at > query_at, -torch.inf)
     return bias if alibi_slopes_H is None else bias + alibi_slopes_H[:, None, None] * (key_at - query_at)
 
 

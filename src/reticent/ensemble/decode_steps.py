@@ -8,7 +8,7 @@ Shape suffixes: G rows, M worlds, N tokens of all contexts, D hidden size.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,10 +75,11 @@ class DecodeSteps:
 
     def _attention(self, runs: Sequence[Run]) -> Attend:
         """Attention of new tokens over each context's cache."""
+        places = _places([len(run.tokens) for run in runs])
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             mixed = []
-            for run, here in zip(runs, _places([len(run.tokens) for run in runs]), strict=True):
+            for run, here in zip(runs, places, strict=True):
                 stored = run.context.caches[layer].append(run.start, key[:, here], value[:, here])
                 mixed.append(self._decoder.attention_over(layer, query[:, here], *stored))
             return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
@@ -109,7 +110,7 @@ class DecodeSteps:
     ) -> Attend:
         """`_attention` for contexts with room for the new positions; see `recording.StepFunction`."""
         architecture = self._decoder.architecture
-        places = list(_places(counts))
+        places = _places(counts)
         biases = [
             biases_up_to(positions_N[here], context.caches[0].capacity, architecture.alibi_slopes_H, architecture.dtype)
             for context, here in zip(contexts, places, strict=True)
@@ -126,7 +127,6 @@ class DecodeSteps:
         return attend
 
 
-def _places(counts: Sequence[int]) -> Iterator[slice]:
+def _places(counts: Sequence[int]) -> list[slice]:
     """Where each run's tokens are among all."""
-    stops = list(itertools.accumulate(counts))
-    return (slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True))
+    return [slice(stop - count, stop) for stop, count in zip(itertools.accumulate(counts), counts, strict=True)]

@@ -8,7 +8,7 @@ Shape suffixes: G rows (1 + M), M worlds, N tokens, T cached positions, H key-va
 size, K candidates, V vocabulary.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,15 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reticent import _validate
 from reticent.ensemble.adapted_blocks import AdaptedBlocks
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.cache import LayerCache
 from reticent.ensemble.decode_steps import DecodeSteps, Run
 from reticent.ensemble.forward import Attend, BatchedDecoder
 from reticent.errors import InvalidValueError
-
-Choose = Callable[[int, int, NDArray[np.float32]], int]
-"""(number of the context, tokens guessed before, public logits float32[V]) -> the token guessed."""
+from reticent.protocols import Choose
 
 _CACHE_BLOCK = 32
 _RECORDED_CACHE_BLOCK = 256
@@ -62,7 +61,7 @@ class EngineContext:
 
 
 class Engine:
-    """The public model and m worlds for next-token prediction; implements `reticent.protocols.Ensemble`.
+    """The public model and m worlds for next-token prediction; implements `reticent.protocols.ServedEnsemble`.
 
     What is computed, and in which order, is a function of tokens alone.
     """
@@ -212,11 +211,7 @@ class Engine:
             raise InvalidValueError(
                 f"a prompt of {len(prompt)} tokens: it must have 1 to {self.context_length}, the model's context length"
             )
-        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
-            raise InvalidValueError(
-                f"a prompt token is outside the model's vocabulary of {self.vocab_size} tokens; the tokenizer is not "
-                "this model's, or knows tokens that were added later"
-            )
+        _validate.in_vocabulary(prompt, self.vocab_size)
 
     def _storing_attention(self, context: EngineContext, first_row: int) -> Attend:
         """Attention within a prompt for some consecutive rows, whose keys and values go to the caches."""

@@ -101,8 +101,8 @@ class ChoiceSink:
         """Take the end."""
         try:
             rest = self._text.finish()
-        except Exception:
-            logger.exception("an answer's last text could not be decoded")
+        except Exception as error:  # noqa: BLE001 - the kind alone is logged: the rest could quote the answer
+            logger.error("an answer's last text could not be decoded (%s)", type(error).__name__)
             rest, ending = "", Ending.FAULT
         if ending is Ending.LENGTH and self._text.stopped:
             ending = Ending.STOP

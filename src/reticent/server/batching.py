@@ -231,7 +231,8 @@ class Batcher(Generic[C]):
         continuing = [(job, token) for job, token, source in step.tokens if self._hand_on(job, token, source)]
         for job, ending in step.ended:
             self._end(job, ending)
-        self._extend(continuing)
+        if continuing:
+            self._extend(continuing)
         if step.commit_failed is not None:
             self._commit_failed = step.commit_failed
         self._observer.stepped(time.perf_counter() - started, step)
@@ -242,8 +243,8 @@ class Batcher(Generic[C]):
         is_stop = token in job.stop_tokens
         try:
             wants_more = job.sink.push(token, source, is_stop)
-        except Exception:
-            logger.exception("a token could not be taken", extra={"request_id": job.request})
+        except Exception as error:  # noqa: BLE001 - the kind alone is logged: the rest could quote the answer
+            _log_kind("a token could not be taken", job, error)
             self._end(job, Ending.FAULT)
             return False
         if is_stop or not wants_more:
@@ -257,15 +258,12 @@ class Batcher(Generic[C]):
         return False
 
     def _extend(self, continuing: Sequence[tuple[Job[C], int]]) -> None:
-        contexts = [job.context for job, _ in continuing if job.context is not None]
-        if not contexts:
-            return
         going_on = [
             Continuation(token, job.settings, job.coins, job.step, job.max_tokens - job.step, job.pace)
             for job, token in continuing
         ]
         try:
-            extend_with_drafts(self._ensemble, contexts, going_on)
+            extend_with_drafts(self._ensemble, [job.open_context for job, _ in continuing], going_on)
         except Exception:
             logger.exception("contexts could not be extended")
             for job, _ in continuing:
@@ -275,5 +273,9 @@ class Batcher(Generic[C]):
 def _tell_end(job: Job[Any], ending: Ending) -> None:
     try:
         job.sink.end(ending)
-    except Exception:
-        logger.exception("an answer's end could not be told", extra={"request_id": job.request})
+    except Exception as error:  # noqa: BLE001 - as above
+        _log_kind("an answer's end could not be told", job, error)
+
+
+def _log_kind(what: str, job: Job[Any], error: Exception) -> None:
+    logger.error("%s (%s)", what, type(error).__name__, extra={"request_id": job.request})

@@ -95,6 +95,12 @@ class Job(Generic[C]):
     context: C | None = field(default=None, repr=False)
     step: int = 0
 
+    @property
+    def open_context(self) -> C:
+        """The context of an answer whose prompt has been read."""
+        assert self.context is not None, "an answer is decoded once its prompt is read"
+        return self.context
+
 
 class FairQueue(Generic[C]):
     """Answers that wait, one line for each API key.

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from reticent import _validate
 from reticent.adaptation.texts import encode_prompt
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError
@@ -105,7 +106,8 @@ class Prompts:
                 param=param,
                 code="context_length_exceeded",
             )
-        # A tokenizer may know tokens, added after training, that the model has no embedding for.
-        if not all(token < self._vocab_size for token in tokens):
-            raise ApiError(400, f"A prompt token is outside the vocabulary of {self._vocab_size} tokens.", param=param)
+        try:
+            _validate.in_vocabulary(tokens, self._vocab_size)
+        except InvalidValueError as error:
+            raise ApiError(400, str(error), param=param) from None
         return tokens

@@ -63,7 +63,7 @@ def _cast_all(ensemble: Ensemble[C], jobs: Sequence[Job[C]], step: Step[C]) -> l
             step.ended.append((job, Ending.QUOTA))
             continue
         try:
-            votes_M = cast_votes(ensemble, _context(job), job.settings, job.coins, job.step)
+            votes_M = cast_votes(ensemble, job.open_context, job.settings, job.coins, job.step)
         except Exception:
             logger.exception("votes could not be cast", extra={"request_id": job.request})
             job.allowance.put_back()
@@ -110,14 +110,9 @@ def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step:
 def _continue_in_public(ensemble: Ensemble[C], job: Job[C], step: Step[C]) -> None:
     """Let the public model choose a job's next token from its own candidates, with the job's coins; nothing private."""
     try:
-        token = public_vote(ensemble.public_logits(_context(job)), job.settings, job.coins, job.step)
+        token = public_vote(ensemble.public_logits(job.open_context), job.settings, job.coins, job.step)
     except Exception:
         logger.exception("the public model gave no token", extra={"request_id": job.request})
         step.ended.append((job, Ending.FAULT))
         return
     step.tokens.append((job, token, TokenSource.PUBLIC))
-
-
-def _context(job: Job[C]) -> C:
-    assert job.context is not None, "an answer in the batch has a context"
-    return job.context
