@@ -15,6 +15,7 @@ from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine, EngineContext
 from reticent.ensemble.forward import BatchedDecoder
+from reticent.protocols import Guesses
 from reticent.randomness import PublicCoins
 
 _NUM_DRAFTS = 3
@@ -31,12 +32,7 @@ class _Watched(Engine):
         super().__init__(decoder, adapters)
         self.foreseen: list[bool] = []
 
-    def extend(
-        self,
-        contexts: Sequence[EngineContext],
-        tokens: Sequence[int],
-        guesses: Sequence[Sequence[int]] | None = None,
-    ) -> None:
+    def extend(self, contexts: Sequence[EngineContext], tokens: Sequence[int], guesses: Guesses | None = None) -> None:
         """See `Engine.extend`."""
         self.foreseen += map(self.foresees, contexts, tokens)
         super().extend(contexts, tokens, guesses)

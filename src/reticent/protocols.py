@@ -30,6 +30,9 @@ C = TypeVar("C", bound=Context)
 Choose = Callable[[int, int, NDArray[np.float32]], int]
 """(number of the context, tokens guessed before, public logits float32[V]) -> the token guessed."""
 
+Guesses = Sequence[Sequence[int]]
+"""For each context the tokens that may follow the one it gets."""
+
 
 class Ensemble(Protocol[C]):
     """The public model and all worlds, evaluated together for one next token.
@@ -93,9 +96,7 @@ class DraftingEnsemble(Ensemble[C], Protocol[C]):
         """
         ...
 
-    def extend(
-        self, contexts: Sequence[C], tokens: Sequence[int], guesses: Sequence[Sequence[int]] | None = None
-    ) -> None:
+    def extend(self, contexts: Sequence[C], tokens: Sequence[int], guesses: Guesses | None = None) -> None:
         """Append one token to each context, all in one step, and compute what follows if guesses come true."""
         ...
 

@@ -23,7 +23,7 @@ from reticent.ensemble.cache import LayerCache
 from reticent.ensemble.decode_steps import DecodeSteps, Run
 from reticent.ensemble.forward import Attend, BatchedDecoder
 from reticent.errors import InvalidValueError
-from reticent.protocols import Choose
+from reticent.protocols import Choose, Guesses
 
 _CACHE_BLOCK = 32
 _RECORDED_CACHE_BLOCK = 256
@@ -128,12 +128,7 @@ class Engine:
         return context
 
     @torch.inference_mode()
-    def extend(
-        self,
-        contexts: Sequence[EngineContext],
-        tokens: Sequence[int],
-        guesses: Sequence[Sequence[int]] | None = None,
-    ) -> None:
+    def extend(self, contexts: Sequence[EngineContext], tokens: Sequence[int], guesses: Guesses | None = None) -> None:
         """Append one token to each context, all in one step.
 
         Args:
