@@ -2,6 +2,9 @@
 
 import contextlib
 import copy
+import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ import httpx
 import pytest
 import uvicorn
 from openai import OpenAI
+from server.processes import Serving
 from worlds.small_runs import Silent, small_request, write_corpus
 
 from reticent.decoding.votes import Decoder, DecodingSettings
@@ -144,3 +148,38 @@ def shared(parts, tmp_path_factory):
     """A server for tests that leave it as it was: no cap, no keys."""
     with contextlib.ExitStack() as stack:
         yield launcher(stack, parts, tmp_path_factory.mktemp("shared"))()
+
+
+@pytest.fixture
+def deployment(served_run, tmp_path):
+    """A copy of the run with a ledger of its own, and an environment with a keyring of its own."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for path in served_run.iterdir():
+        if path.is_file():
+            (run / path.name).hardlink_to(path)
+    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "OMP_NUM_THREADS": "1"}
+    environment.pop("RETICENT_KEY", None)
+    return run, environment
+
+
+@pytest.fixture
+def serve(deployment):
+    """A function that starts `reticent serve` on the deployment, in a process of its own."""
+    _, environment = deployment
+    script = Path(__file__).with_name("launch_commands.py")
+    with subprocess.Popen(
+        [sys.executable, script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        errors = []
+        reader = threading.Thread(target=lambda: errors.extend(launcher.stderr), daemon=True)
+        reader.start()
+        yield lambda *options: Serving(launcher, errors, deployment[0], options)
+        launcher.stdin.close()
+        launcher.kill()
+        reader.join(10)

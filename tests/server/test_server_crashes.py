@@ -5,15 +5,10 @@ import json
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
-import pytest
 
 from reticent.cli import main as cli
 from reticent.cli.deployment import run_id
@@ -22,72 +17,6 @@ from reticent.ledger.reading import LedgerReader
 from reticent.ledger.secret import Keyring
 
 ASK = {"model": "run", "prompt": "abc"}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture
-def deployment(served_run, tmp_path):
-    """A copy of the run with a ledger of its own, and an environment with a keyring of its own."""
-    run = tmp_path / "run"
-    run.mkdir()
-    for path in served_run.iterdir():
-        if path.is_file():
-            (run / path.name).hardlink_to(path)
-    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "OMP_NUM_THREADS": "1"}
-    environment.pop("RETICENT_KEY", None)
-    return run, environment
-
-
-@pytest.fixture
-def serve(deployment):
-    """A function that starts `reticent serve` on the deployment, in a process of its own."""
-    _, environment = deployment
-    script = Path(__file__).with_name("launch_commands.py")
-    with subprocess.Popen(
-        [sys.executable, script],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as launcher:
-        errors = []
-        reader = threading.Thread(target=lambda: errors.extend(launcher.stderr), daemon=True)
-        reader.start()
-        yield lambda *options: Serving(launcher, errors, deployment[0], options)
-        launcher.stdin.close()
-        launcher.kill()
-        reader.join(10)
-
-
-class Serving:
-    def __init__(self, launcher, errors, run, options):
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.errors = errors
-        self._launcher = launcher
-        launcher.stdin.write(json.dumps(["serve", str(run), "--port", str(self.port), *options]) + "\n")
-        launcher.stdin.flush()
-        self._process = int(launcher.stdout.readline())
-        self._wait_until_ready()
-
-    def _wait_until_ready(self):
-        deadline = time.monotonic() + 60
-        while True:
-            assert time.monotonic() < deadline, "".join(self.errors)
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/readyz").status_code == 200:
-                    return
-            time.sleep(0.02)
-
-    def end(self, number):
-        os.kill(self._process, number)
-        return int(self._launcher.stdout.readline())
 
 
 def read_ledger(run, environment, database_url=None):
