@@ -7,6 +7,7 @@ import time
 
 import openai
 import pytest
+from server.conftest import STEP_BUDGET
 from server.waiting import eventually
 from worlds.small_runs import NUM_WORLDS
 
@@ -16,6 +17,7 @@ from reticent.ledger.api_keys import KeyTable, Scope, authenticate
 from reticent.ledger.database import Database
 from reticent.ledger.secret import Keyring
 from reticent.ledger.store import Ledger
+from reticent.pac.accounting import charge_units, units_to_nats
 from reticent.randomness import SystemNoise
 from reticent.server.auth import is_loopback
 from reticent.server.metering import Meters
@@ -155,7 +157,36 @@ def test_total_quota_is_exact_under_concurrency_and_survives_a_restart(live):
         client.completions.create(**ASK)
     assert caught.value.code == "insufficient_quota"
     assert server.openai(server.key("other")).completions.create(**ASK).usage.completion_tokens >= 1
-    assert Meters(server.service.usage.tokens_by_key()).used()[text.split("-")[1]] == 30
+    spending = server.service.usage.spending_by_key()
+    assert spending[text.split("-")[1]].units == 30 * charge_units(STEP_BUDGET)
+    assert Meters(spending, 1).used()[text.split("-")[1]] == 30
+
+
+def test_usage_shows_a_key_its_own_spending_and_the_deployments_to_the_operator_alone(live):
+    server = live(total_budget=1000 * STEP_BUDGET)
+    ward = server.openai(server.key("ward", total_tokens=50))
+    operator = server.openai(server.key("operator", Scope.GENERATE, Scope.ADMIN))
+    wards = [ward.completions.create(**ASK).usage for _ in range(2)]
+    operators = operator.completions.create(**ASK).usage
+    written = sum(usage.completion_tokens for usage in wards)
+    for usage in (*wards, operators):
+        assert usage.privacy["tokens_charged"] == usage.completion_tokens
+    assert [usage.privacy["deployment"] for usage in wards] == [None, None]
+    nats = units_to_nats(written * charge_units(STEP_BUDGET))
+    assert wards[1].privacy["key"] == {"tokens_charged": written, "nats_charged": nats, "tokens_left": 50 - written}
+    assert operators.privacy["key"]["tokens_charged"] == operators.completion_tokens
+    assert operators.privacy["key"]["tokens_left"] is None
+    deployment = operators.privacy["deployment"]
+    assert deployment["tokens_charged"] == written + operators.completion_tokens
+    assert deployment["nats_charged"] == server.ledger.curator.account.spent_nats
+    assert deployment["membership_bound"] == server.ledger.curator.membership_success
+    # The same to the client of a stream.
+    stream = ward.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
+    last = list(stream)[-1].usage
+    assert (last.privacy["deployment"], last.privacy["key"]["tokens_left"]) == (
+        None,
+        50 - written - last.completion_tokens,
+    )
 
 
 def test_rate_quota_reserves_and_tells_when_to_come_back(live):

@@ -40,9 +40,14 @@ def test_completion_and_what_it_cost(client, server):
     spent = answer.usage.completion_tokens * charge_units(NATS)
     assert privacy["tokens_charged"] == answer.usage.completion_tokens == server.ledger.curator.state.tokens_released
     assert privacy["nats_charged"] == units_to_nats(spent)
-    assert privacy["nats_left"] == pytest.approx(2000 * NATS - units_to_nats(spent))
-    assert privacy["membership_bound"] == server.ledger.curator.membership_success > 0.5
-    assert privacy["world_bound"] == server.ledger.curator.world_success > 0.25
+    # Without keys whoever asks is the operator.
+    assert privacy["key"] is None
+    deployment = privacy["deployment"]
+    assert deployment["tokens_charged"] == answer.usage.completion_tokens
+    assert deployment["nats_charged"] == units_to_nats(spent)
+    assert deployment["nats_left"] == pytest.approx(2000 * NATS - units_to_nats(spent))
+    assert deployment["membership_bound"] == server.ledger.curator.membership_success > 0.5
+    assert deployment["world_bound"] == server.ledger.curator.world_success > 0.25
     assert choice.reticent == {"source": "private", "ended_by": None}
 
 

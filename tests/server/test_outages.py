@@ -65,7 +65,7 @@ def test_a_spent_budget_is_429_and_a_stream_says_so_at_its_end(live):
     assert error is not None
     assert error.code == "insufficient_quota"
     assert usage.privacy["tokens_charged"] == 5
-    assert usage.privacy["nats_left"] == 0
+    assert usage.privacy["deployment"]["nats_left"] == 0
     assert usage.reticent["ended_by"] == "budget"
     for stream_or_not in (False, True):
         with pytest.raises(openai.RateLimitError, match="budget") as refusal:

@@ -4,6 +4,7 @@ Takes no lock and no key; counts only, so nothing secret is read.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Row, Select, func, inspect, select
@@ -14,11 +15,35 @@ from reticent.ledger.schema import releases
 SECONDS_AN_HOUR: Final = 3600
 
 
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What was released for one API key: tokens, and their charges in whole units of 2^-64 nat."""
+
+    tokens: int = 0
+    units: int = 0
+
+
 class UsageTable:
     """Counts over the releases of one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def spending_by_key(self) -> dict[str, Spending]:
+        """Tokens released for each API key over the deployment's life, and what they were charged.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        key, charge = releases.c.key_id, releases.c.charge_units
+        # Charges pass 64 bits, so they are added here; a deployment has few different ones.
+        query = select(key, charge, func.count().label("tokens")).where(key.is_not(None)).group_by(key, charge)
+        spent: dict[str, Spending] = {}
+        for row in self._rows(query):
+            before = spent.get(row.key_id, Spending())
+            units = before.units + int(row.tokens) * int(row.charge_units, 16)
+            spent[row.key_id] = Spending(before.tokens + int(row.tokens), units)
+        return spent
 
     def tokens_by_key(self) -> dict[str, int]:
         """Tokens released for each API key over the deployment's life.
@@ -26,11 +51,7 @@ class UsageTable:
         Raises:
             StorageError: they cannot be read.
         """
-        key = releases.c.key_id
-        return {
-            str(row.key_id): int(row.tokens)
-            for row in self._rows(select(key, func.count().label("tokens")).where(key.is_not(None)).group_by(key))
-        }
+        return {key: spending.tokens for key, spending in self.spending_by_key().items()}
 
     def tokens_by_hour(self, since: int) -> list[tuple[int, int]]:
         """(start of the hour in seconds since 1970, tokens released in it), for hours that had any.

@@ -18,6 +18,7 @@ from reticent.server import errors
 from reticent.server.batching import ClosingError, QueueFullError
 from reticent.server.errors import ApiError
 from reticent.server.jobs import Ending, Job, TokenSource
+from reticent.server.metering import KeyMeter
 from reticent.server.service import Service
 from reticent.server.settings import OnExhausted
 from reticent.server.streaming import AnswerText
@@ -194,6 +195,11 @@ class Answers:
     def num_tokens(self) -> int:
         """Tokens in all answers so far."""
         return sum(sink.num_tokens for sink in self._sinks)
+
+    @property
+    def meter(self) -> KeyMeter:
+        """What the asking key has used, and may still have."""
+        return self._meter
 
     async def events(self) -> AsyncGenerator[Event]:
         """Pieces and ends as they come, until every answer has ended; leaving early stops the answers."""

@@ -16,7 +16,7 @@ from reticent.server.service import Service
 
 DESCRIPTION = (
     "OpenAI's interface to a language model adapted on private text. Every released token is charged to one privacy "
-    "budget, before it leaves; `usage.privacy` says what a request cost and what all releases so far can tell. Fields "
+    "budget, before it leaves; `usage.privacy` says what a request cost, and its key so far. Fields "
     "that would leak, or that cannot be honoured, are refused with status 400 and the reason."
 )
 

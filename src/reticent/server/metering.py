@@ -11,20 +11,24 @@ import time
 from collections.abc import Callable, Mapping
 
 from reticent.ledger.api_keys import ApiKey
+from reticent.ledger.usage import Spending
 
 
 class KeyMeter:
     """The consumption of one API key; safe to use from several threads.
 
     Args:
-        used: tokens released for it so far.
+        spent: what was released for it so far.
+        step_units: what each further token is charged, in units of 2^-64 nat.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, used: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, spent: Spending, step_units: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._clock = clock
-        self._used = used
+        self._spent = spent
+        self._step_units = step_units
+        self._used = spent.tokens
         self._total: int | None = None
         self._per_minute: int | None = None
         self._bucket = 0.0
@@ -41,6 +45,18 @@ class KeyMeter:
     def used(self) -> int:
         """Tokens released for the key."""
         return self._used
+
+    @property
+    def spending(self) -> Spending:
+        """Tokens released for the key, and what they were charged; tokens of the step under way are counted."""
+        used = self._used
+        return Spending(used, self._spent.units + (used - self._spent.tokens) * self._step_units)
+
+    @property
+    def tokens_left(self) -> int | None:
+        """What the total leaves; None where there is no total."""
+        total = self._total
+        return None if total is None else max(0, total - self._used)
 
     @property
     def exhausted(self) -> bool:
@@ -89,11 +105,13 @@ class Meters:
     """One meter for each key, made when the key is first seen.
 
     Args:
-        used: tokens released so far by key, as the ledger holds them.
+        spent: tokens released so far by key and their charges, as the ledger holds them.
+        step_units: what each further token is charged, in units of 2^-64 nat.
     """
 
-    def __init__(self, used: Mapping[str, int]) -> None:
-        self._used = dict(used)
+    def __init__(self, spent: Mapping[str, Spending], step_units: int) -> None:
+        self._spent = dict(spent)
+        self._step_units = step_units
         self._meters: dict[str | None, KeyMeter] = {}
         self._lock = threading.Lock()
 
@@ -103,7 +121,7 @@ class Meters:
         with self._lock:
             meter = self._meters.get(key_id)
             if meter is None:
-                meter = self._meters[key_id] = KeyMeter(self._used.get(key_id or "", 0))
+                meter = self._meters[key_id] = KeyMeter(self._spent.get(key_id or "", Spending()), self._step_units)
         if key is not None:
             meter.adopt(key.total_tokens, key.tokens_per_minute)
         return meter
@@ -111,4 +129,5 @@ class Meters:
     def used(self) -> dict[str, int]:
         """Tokens released by key."""
         with self._lock:
-            return self._used | {key: meter.used for key, meter in self._meters.items() if key is not None}
+            before = {key: spending.tokens for key, spending in self._spent.items()}
+            return before | {key: meter.used for key, meter in self._meters.items() if key is not None}

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from reticent.ledger.api_keys import Scope
 from reticent.pac.accounting import charge_units, units_to_nats
 from reticent.server import schemas
 from reticent.server.answers import CUT_SHORT, Answers, Finished
 from reticent.server.jobs import Ending, TokenSource
+from reticent.server.metering import KeyMeter
 from reticent.server.metrics import left_nats
 from reticent.server.schemas import FinishReason, Provenance, Source
 from reticent.server.service import Service
@@ -159,24 +161,46 @@ def provenance(finished: Collection[Finished]) -> Provenance:
 
 
 def usage_of(service: Service, answers: Answers) -> schemas.Usage:
-    """Tokens and their price, with what all releases of the deployment can tell by now."""
-    finished, curator = answers.finished.values(), service.curator
-    charged = sum(end.num_private for end in finished)
+    """Tokens and their price."""
+    finished = answers.finished.values()
     prompt = sum(len(prompt) for prompt in answers.asked.prompts)
     written = sum(end.num_tokens for end in finished)
-    charge = charge_units(answers.asked.settings.step_budget)
     return schemas.Usage(
         prompt_tokens=prompt,
         completion_tokens=written,
         total_tokens=prompt + written,
-        privacy=schemas.Privacy(
-            tokens_charged=charged,
-            nats_charged=units_to_nats(charged * charge),
-            nats_left=left_nats(curator),
-            membership_bound=curator.membership_success,
-            world_bound=curator.world_success,
-        ),
+        privacy=_privacy_of(service, answers),
         reticent=provenance(finished),
+    )
+
+
+def _privacy_of(service: Service, answers: Answers) -> schemas.Privacy:
+    """The price of a request, and the totals that its key may see: its own, and with `admin` the deployment's."""
+    key = answers.asked.key
+    charged = sum(end.num_private for end in answers.finished.values())
+    return schemas.Privacy(
+        tokens_charged=charged,
+        nats_charged=units_to_nats(charged * charge_units(answers.asked.settings.step_budget)),
+        key=None if key is None else _key_privacy(answers.meter),
+        deployment=_deployment_privacy(service) if key is None or Scope.ADMIN in key.scopes else None,
+    )
+
+
+def _key_privacy(meter: KeyMeter) -> schemas.KeyPrivacy:
+    spending = meter.spending
+    return schemas.KeyPrivacy(
+        tokens_charged=spending.tokens, nats_charged=units_to_nats(spending.units), tokens_left=meter.tokens_left
+    )
+
+
+def _deployment_privacy(service: Service) -> schemas.DeploymentPrivacy:
+    curator = service.curator
+    return schemas.DeploymentPrivacy(
+        tokens_charged=curator.state.tokens_released,
+        nats_charged=curator.account.spent_nats,
+        nats_left=left_nats(curator),
+        membership_bound=curator.membership_success,
+        world_bound=curator.world_success,
     )
 
 

@@ -190,14 +190,34 @@ class Provenance(BaseModel):
     ] = None
 
 
-class Privacy(BaseModel):
-    """What a request cost, and what all releases of the deployment so far can tell, together."""
+class KeyPrivacy(BaseModel):
+    """What the asking key has spent over its life. No bound follows from it: noise counts on what others were told."""
+
+    tokens_charged: int
+    nats_charged: float
+    tokens_left: Annotated[int | None, Field(description="Null where the key has no total quota.")]
+
+
+class DeploymentPrivacy(BaseModel):
+    """What all releases of the deployment so far, to everyone together, have cost and can tell."""
 
     tokens_charged: int
     nats_charged: float
     nats_left: Annotated[float | None, Field(description="Null where the deployment has no cap.")]
     membership_bound: Annotated[float, Field(description="Success in telling whether a record was used; guess: 0.5.")]
     world_bound: Annotated[float, Field(description="Success in naming the realised world; guess: 1/m.")]
+
+
+class Privacy(BaseModel):
+    """What a request cost, what its key has spent, and, for operators, what the deployment has spent."""
+
+    tokens_charged: int
+    nats_charged: float
+    key: Annotated[KeyPrivacy | None, Field(description="Null on a server without keys.")]
+    deployment: Annotated[
+        DeploymentPrivacy | None,
+        Field(description="Null unless the key has the scope `admin`, or the server has no keys."),
+    ]
 
 
 class Usage(BaseModel):

@@ -7,6 +7,7 @@ from reticent.errors import InvalidValueError
 from reticent.ledger.api_keys import KeyTable
 from reticent.ledger.database import Database
 from reticent.ledger.usage import UsageTable
+from reticent.pac.accounting import charge_units
 from reticent.pac.curator import Curator
 from reticent.protocols import ServedEnsemble
 from reticent.server.auth import KeyDirectory
@@ -110,7 +111,7 @@ def assemble(
         usage=usage,
         prompts=Prompts(tokenizer, ensemble.vocab_size, ensemble.context_length, limits.max_prompt_tokens),
         keys=KeyDirectory(KeyTable(database)),
-        meters=Meters(usage.tokens_by_key()),
+        meters=Meters(usage.spending_by_key(), charge_units(decoding.step_budget)),
         metrics=metrics,
         batcher=batcher,
     )
