@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -97,3 +97,17 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def save_tiny_model(folder: Path, family: str, **overrides: Any) -> None:
     build_tiny_model(family, **overrides).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """As LLaMA 2's: words, and one token a byte for whatever no word spells, decoded a run of bytes at a time."""
+    bytes_and_words = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "a", "b"]
+    vocabulary = {token: number for number, token in enumerate(["<unk>", "<bos>", "<eos>", *bytes_and_words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.add_special_tokens({"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"})
+    return fast

@@ -114,9 +114,10 @@ def _pieces(
     tokens: "Iterator[GeneratedToken]", tokenizer: Any, stop: set[int], generation: Generation
 ) -> Iterator[str]:
     """Text as it comes; keeps count in `generation`."""
-    from reticent.decoding.text import TextStream
+    from reticent.decoding.text import TextDecoder, TextStream
 
-    stream = TextStream(lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    decode = TextDecoder(tokenizer)
+    stream = TextStream(decode, decode.stray_byte)
     for token in tokens:
         generation.stamps.append(time.perf_counter())
         generation.tokens += 1

@@ -258,7 +258,7 @@ class Answers:
         for prompt, max_tokens in zip(asked.prompts, asked.max_tokens, strict=True):
             for _ in range(asked.num_choices):
                 index = len(jobs)
-                sink = ChoiceSink(index, AnswerText(prompts.decode, asked.stops), post)
+                sink = ChoiceSink(index, AnswerText(prompts.decode, asked.stops, prompts.decode.stray_byte), post)
                 self._sinks.append(sink)
                 coins = PublicCoins.fresh() if asked.seed is None else PublicCoins.from_seed(asked.seed % 2**64, index)
                 jobs.append(

@@ -9,6 +9,7 @@ from typing import Any
 
 from reticent import _validate
 from reticent.adaptation.texts import encode_prompt
+from reticent.decoding.text import TextDecoder
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError
 from reticent.server.schemas import Message
@@ -22,6 +23,9 @@ class Prompts:
         vocab_size: number of token ids.
         context_length: most tokens of prompt and answer together.
         max_prompt_tokens: longest prompt, or None for what leaves room for one token.
+
+    Attributes:
+        decode: tokens to text, without special tokens.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, context_length: int, max_prompt_tokens: int | None) -> None:
@@ -30,6 +34,7 @@ class Prompts:
         self._context_length = context_length
         self._longest = min(max_prompt_tokens or context_length, context_length - 1)
         self._lock = threading.Lock()
+        self.decode = TextDecoder(tokenizer)
         self.stop_tokens: frozenset[int] = frozenset({tokenizer.eos_token_id} - {None})
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
@@ -73,11 +78,6 @@ class Prompts:
         if not tokens:
             raise ApiError(400, "These messages make an empty prompt.", param="messages")
         return self._checked(tokens, "messages")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text, without special tokens."""
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
 
     def answer_length(self, prompt_length: int, asked: int | None, default: int) -> int:
         """How many tokens an answer may have.

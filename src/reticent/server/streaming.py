@@ -57,10 +57,13 @@ class AnswerText:
     Args:
         decode: tokens to text, without special tokens.
         stops: strings that end the answer and are not shown.
+        stray_byte: see `decoding.text.TextStream`.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
-        self._stream = TextStream(decode)
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str], stray_byte: int | None = None
+    ) -> None:
+        self._stream = TextStream(decode, stray_byte)
         self._filter = StopFilter(stops)
 
     @property
