@@ -10,6 +10,7 @@ from cli.built_runs import build_small_run
 from reticent.cli import main as cli
 from reticent.evaluation.run_evaluation import Evaluation
 from reticent.pac.bounds import attack_success
+from reticent.pac.wording import NOT_BOUNDED
 
 RECORDS = [
     "the quick brown fox jumps over it",
@@ -87,6 +88,7 @@ def test_report_and_result_say_the_same(evaluated):
     assert any("--corpus" in warning for warning in result.warnings)
     page = (evaluated / "report.html").read_text()
     assert "<script" not in page
+    assert NOT_BOUNDED in page
     for table in ("utility-gumbel", "stability", "composition", "leakage", "operations-greedy", "fidelity"):
         assert (evaluated / "tables" / f"{table}.csv").is_file()
     for text in (*TEST, *RECORDS):

@@ -38,8 +38,8 @@ def test_every_generated_token_is_in_the_ledger_and_a_second_call_goes_on(run_di
     assert shown["tokens"] == tokens
     assert shown["nats_charged"] == first["nats_charged"] + second["nats_charged"] == tokens * 2.0**-20
     assert shown["nats_left"] == 2.0**-16 - tokens * 2.0**-20
-    assert (shown["membership_success"], shown["world_success"]) == (
-        second["membership_success"],
+    assert (shown["half_success"], shown["world_success"]) == (
+        second["half_success"],
         second["world_success"],
     )
     releases = [json.loads(line) for line in said("ledger", "export", run_dir).splitlines()]

@@ -10,6 +10,7 @@ from reticent.ledger.secret import Keyring
 from reticent.ledger.store import Ledger
 from reticent.pac.bounds import attack_success
 from reticent.pac.curator import Ballot
+from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED
 from reticent.randomness import SystemNoise
 
 
@@ -55,7 +56,7 @@ def test_show_tells_spent_left_bounds_and_use_by_key_and_day(run_dir, capsys):
         "nats_charged": 2.0**-8,
         "nats_cap": 0.5,
         "nats_left": 0.5 - 2.0**-8,
-        "membership_success": attack_success(2.0**-8, 0.5),
+        "half_success": attack_success(2.0**-8, 0.5),
         "world_success": attack_success(2.0**-8, 1 / 8),
         "worlds": 8,
         "usage": [
@@ -66,7 +67,7 @@ def test_show_tells_spent_left_bounds_and_use_by_key_and_day(run_dir, capsys):
     }
     assert main(["ledger", "show", str(run_dir)]) == 0
     text = capsys.readouterr().out
-    assert all(part in text for part in ("1970-01-02", "k1", "0.496094 nats", "4"))
+    assert all(part in text for part in ("1970-01-02", "k1", "0.496094 nats", "4", HALF_QUESTION, NOT_BOUNDED))
 
 
 def test_show_without_a_cap_or_a_release(run_dir, capsys):

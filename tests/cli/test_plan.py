@@ -5,8 +5,9 @@ import pytest
 
 from reticent.cli.main import main
 from reticent.cli.output import format_nats, percent_at_most
+from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED
 
-KEYS = ["step_budget", "tokens", "total_nats", "membership_success", "world_success", "worlds"]
+KEYS = ["step_budget", "tokens", "total_nats", "half_success", "world_success", "worlds"]
 
 
 def plan_as_json(capsys, *arguments):
@@ -24,7 +25,7 @@ def test_the_published_row(capsys):
     result = plan_as_json(capsys, "--tokens", "1000000", "--step-budget", "2^-32")
     assert list(result) == KEYS
     assert result["total_nats"] == 1e6 * 2.0**-32
-    assert result["membership_success"] == pytest.approx(0.510789, abs=5e-7)
+    assert result["half_success"] == pytest.approx(0.510789, abs=5e-7)
     assert result["world_success"] == pytest.approx(0.0098, abs=5e-5)
     assert result["worlds"] == 128
 
@@ -35,11 +36,11 @@ def test_every_spelling_of_a_budget_is_the_same(capsys, budget):
 
 
 def test_a_target_fixes_the_budget_or_the_tokens(capsys):
-    per_token = plan_as_json(capsys, "--tokens", "1000000", "--membership-success", "0.51")["step_budget"]
+    per_token = plan_as_json(capsys, "--tokens", "1000000", "--half-success", "0.51")["step_budget"]
     assert per_token * 1e6 == pytest.approx(binary_kl(0.51, 0.5), rel=1e-9)
     assert per_token * 1e6 <= binary_kl(0.51, 0.5)
 
-    tokens = plan_as_json(capsys, "--step-budget", "1e-9", "--membership-success", "0.51")["tokens"]
+    tokens = plan_as_json(capsys, "--step-budget", "1e-9", "--half-success", "0.51")["tokens"]
     assert tokens == math.floor(binary_kl(0.51, 0.5) / 1e-9)
 
 
@@ -47,14 +48,23 @@ def test_the_number_of_worlds_moves_the_world_bound_only(capsys):
     few, many = (
         plan_as_json(capsys, "--tokens", "1000", "--step-budget", "1e-6", "--worlds", worlds) for worlds in ("2", "128")
     )
-    assert few["membership_success"] == many["membership_success"] == few["world_success"]
+    assert few["half_success"] == many["half_success"] == few["world_success"]
     assert many["world_success"] < few["world_success"]
 
 
 def test_people_read_nats_and_bounds_that_are_rounded_up(capsys):
     assert main(["plan", "--tokens", "1000000", "--step-budget", "2^-32"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for part in ("1,000,000", "2^-32", "nats", "at most 51.08 %", "at most 0.98 %", "128 worlds"):
+    for part in (
+        "1,000,000",
+        "2^-32",
+        "nats",
+        "at most 51.08 %",
+        "at most 0.98 %",
+        "128 worlds",
+        HALF_QUESTION,
+        NOT_BOUNDED,
+    ):
         assert part in text
 
 
@@ -63,7 +73,7 @@ def test_people_read_nats_and_bounds_that_are_rounded_up(capsys):
     [
         [],
         ["--tokens", "10"],
-        ["--tokens", "10", "--step-budget", "2^-32", "--membership-success", "0.6"],
+        ["--tokens", "10", "--step-budget", "2^-32", "--half-success", "0.6"],
         ["--tokens", "0", "--step-budget", "2^-32"],
         ["--tokens", "10", "--step-budget", "0"],
         ["--tokens", "10", "--step-budget", "-1e-9"],
@@ -71,9 +81,9 @@ def test_people_read_nats_and_bounds_that_are_rounded_up(capsys):
         ["--tokens", "10", "--step-budget", "inf"],
         ["--tokens", "10", "--step-budget", "2^"],
         ["--tokens", "10", "--step-budget", "2**-32"],
-        ["--tokens", "10", "--membership-success", "0.5"],
-        ["--tokens", "10", "--membership-success", "1"],
-        ["--tokens", "10", "--membership-success", "nan"],
+        ["--tokens", "10", "--half-success", "0.5"],
+        ["--tokens", "10", "--half-success", "1"],
+        ["--tokens", "10", "--half-success", "nan"],
         ["--tokens", "10", "--step-budget", "1e-9", "--worlds", "7"],
         ["--tokens", "10", "--step-budget", "1e-9", "--worlds", "0"],
     ],

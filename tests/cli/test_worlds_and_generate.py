@@ -13,6 +13,7 @@ from tiny_models import CONTEXT, VOCABULARY
 
 from reticent.cli import main as cli
 from reticent.pac.bounds import attack_success
+from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED
 
 RECORDS = ["the quick brown fox", "a stitch in time", "more haste less speed", "still waters run deep"]
 
@@ -64,12 +65,12 @@ def assert_refused(capsys, arguments, *words):
 def test_generated_tokens_are_charged_and_go_on_from_the_same_state(capsys, run):
     first = result_of(capsys, "generate", run, "--prompt", "the", "--max-tokens", 5, "--step-budget", "2^-10")
     assert set(first) >= {
-        "text", "tokens", "dissenting_steps", "nats_charged", "membership_success", "world_success",
+        "text", "tokens", "dissenting_steps", "nats_charged", "half_success", "world_success",
         "milliseconds_per_token",
     }  # fmt: skip
     assert 1 <= first["tokens"] <= 5
     assert first["nats_charged"] == first["tokens"] * 2.0**-10
-    assert first["membership_success"] == pytest.approx(attack_success(first["nats_charged"], 0.5))
+    assert first["half_success"] == pytest.approx(attack_success(first["nats_charged"], 0.5))
     assert first["world_success"] == pytest.approx(attack_success(first["nats_charged"], 0.25))
 
     second = result_of(capsys, "generate", run, "--max-tokens", 3, "--step-budget", "2^-12", "--decoder", "greedy")
@@ -97,7 +98,8 @@ def test_the_release_law_is_chosen_for_each_call_and_changes_no_charge(capsys, r
 def test_text_comes_on_standard_output_and_facts_after_it(capsys, run):
     code, out, err = outcome(capsys, "generate", run, "--prompt", "the", "--max-tokens", 4, "--seed", 3)
     assert code == 0
-    assert "membership success" in out
+    assert HALF_QUESTION in out
+    assert NOT_BOUNDED in out
     assert "secret world is drawn" in err
 
 

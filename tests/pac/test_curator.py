@@ -284,7 +284,7 @@ def test_a_thousand_releases_at_the_papers_budget_stay_normalised_and_exactly_co
     assert curator.account.spent_nats == 1_000 * 2.0**-32
     assert np.exp(curator.state.log_posterior).sum() == pytest.approx(1.0, abs=1e-13)
     assert 0 < np.ptp(curator.state.log_posterior) < 0.05
-    assert curator.membership_success == attack_success(1_000 * 2.0**-32, 0.5)
+    assert curator.half_success == attack_success(1_000 * 2.0**-32, 0.5)
     assert curator.world_success == attack_success(1_000 * 2.0**-32, 1 / 128)
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import update
 
 from reticent.ledger.api_keys import Scope
 from reticent.ledger.schema import releases
+from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED, WORLD_QUESTION
 
 ARTIFACTS = Path(__file__).parents[2] / "artifacts"
 NATS = 2.0**-32
@@ -59,6 +60,7 @@ def test_page_shows_the_budget_to_admins_only_and_fits_a_phone(live, chromium):
     share = f"{100 * released / 500:.1f}\N{NO-BREAK SPACE}%"
     for expected in (
         share, f"{released:,}", f"{500 - released:,}", "2^-32 nats", "ready", "tiny",
+        HALF_QUESTION, WORLD_QUESTION, f"Not bounded: {NOT_BOUNDED}.",
         "50.0", "not yet", "ward 3", "<b>billing</b>", "trial, spring",
     ):  # fmt: skip
         assert expected in text, expected

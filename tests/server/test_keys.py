@@ -179,7 +179,7 @@ def test_usage_shows_a_key_its_own_spending_and_the_deployments_to_the_operator_
     deployment = operators.privacy["deployment"]
     assert deployment["tokens_charged"] == written + operators.completion_tokens
     assert deployment["nats_charged"] == server.ledger.curator.account.spent_nats
-    assert deployment["membership_bound"] == server.ledger.curator.membership_success
+    assert deployment["half_bound"] == server.ledger.curator.half_success
     # The same to the client of a stream.
     stream = ward.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
     last = list(stream)[-1].usage

@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from reticent.ledger.schema import releases
 from reticent.pac.accounting import charge_units, units_to_nats
+from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED, WORLD_QUESTION
 
 NATS = 2.0**-32
 
@@ -30,6 +31,13 @@ def test_models(client):
     assert caught.value.code == "model_not_found"
 
 
+def test_documented_bounds_say_their_questions_and_what_is_not_bounded(server):
+    with server.http() as http:
+        fields = http.get("/openapi.json").json()["components"]["schemas"]["DeploymentPrivacy"]["properties"]
+    assert all(part in fields["half_bound"]["description"] for part in (HALF_QUESTION, NOT_BOUNDED))
+    assert WORLD_QUESTION in fields["world_bound"]["description"]
+
+
 def test_completion_and_what_it_cost(client, server):
     answer = client.completions.create(model="tiny", prompt="abcd", max_tokens=5, temperature=0)
     [choice] = answer.choices
@@ -46,7 +54,7 @@ def test_completion_and_what_it_cost(client, server):
     assert deployment["tokens_charged"] == answer.usage.completion_tokens
     assert deployment["nats_charged"] == units_to_nats(spent)
     assert deployment["nats_left"] == pytest.approx(2000 * NATS - units_to_nats(spent))
-    assert deployment["membership_bound"] == server.ledger.curator.membership_success > 0.5
+    assert deployment["half_bound"] == server.ledger.curator.half_success > 0.5
     assert deployment["world_bound"] == server.ledger.curator.world_success > 0.25
     assert choice.reticent == {"source": "private", "ended_by": None}
 

@@ -18,7 +18,7 @@ from reticent.cli.deployment import (
     TotalBudget,
     open_deployment,
 )
-from reticent.cli.output import console, facts, format_nats, percent_at_most, print_json
+from reticent.cli.output import bound_facts, console, facts, format_nats, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder
 from reticent.errors import BudgetExhaustedError
@@ -151,7 +151,7 @@ def _report(
                 "tokens": generation.tokens,
                 "dissenting_steps": generation.dissenting_steps,
                 "nats_charged": units_to_nats(spent_units),
-                "membership_success": curator.membership_success,
+                "half_success": curator.half_success,
                 "world_success": curator.world_success,
                 "milliseconds_per_token": generation.milliseconds_per_token,
                 "milliseconds_to_first_token": generation.milliseconds_to_first_token,
@@ -171,8 +171,7 @@ def _report(
                 "dissenting steps": f"{generation.dissenting_steps}, released by the {release.value} law",
                 "charged": format_nats(units_to_nats(spent_units)),
                 "charged in all": format_nats(total),
-                "membership success": f"at most {percent_at_most(curator.membership_success)}",
-                "world identification": f"at most {percent_at_most(curator.world_success)}, m = {curator.num_worlds}",
+                **bound_facts(curator.half_success, curator.world_success, curator.num_worlds),
                 "time per token": "-" if pace is None else f"{pace:.1f} ms",
             }
         )

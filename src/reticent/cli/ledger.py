@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from reticent.cli.deployment import DatabaseUrl, RunDirectory, read_ledger
-from reticent.cli.output import console, facts, format_nats, percent_at_most, print_json
+from reticent.cli.output import bound_facts, console, facts, format_nats, print_json
 
 if TYPE_CHECKING:
     from reticent.ledger.reading import Usage
@@ -30,7 +30,7 @@ def show(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = 
     cap = None if state.cap_units is None else units_to_nats(state.cap_units)
     left = None if state.cap_units is None else units_to_nats(state.cap_units - state.spent_units)
     worlds = state.log_posterior.size
-    membership, world = attack_success(spent, MEMBERSHIP_PRIOR), attack_success(spent, 1.0 / worlds)
+    half, world = attack_success(spent, MEMBERSHIP_PRIOR), attack_success(spent, 1.0 / worlds)
     if as_json:
         print_json(
             {
@@ -38,7 +38,7 @@ def show(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = 
                 "nats_charged": spent,
                 "nats_cap": cap,
                 "nats_left": left,
-                "membership_success": membership,
+                "half_success": half,
                 "world_success": world,
                 "worlds": worlds,
                 "usage": [{"key": use.key_id, "day": use.day.isoformat(), "tokens": use.tokens} for use in usage],
@@ -52,8 +52,7 @@ def show(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = 
                 "charged": format_nats(spent),
                 "cap": "none" if cap is None else format_nats(cap),
                 "left": "no limit" if left is None else format_nats(left),
-                "membership success": f"at most {percent_at_most(membership)}",
-                "world identification": f"at most {percent_at_most(world)} of {worlds} worlds",
+                **bound_facts(half, world, worlds),
             }
         )
     )

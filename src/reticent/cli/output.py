@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED, WORLD_QUESTION
+
 console = Console()
 notes = Console(stderr=True)
 
@@ -48,6 +50,21 @@ def format_nats(nats: float) -> str:
     mantissa, exponent = math.frexp(nats)
     power = f" (2^{exponent - 1})" if mantissa == 0.5 else ""
     return f"{nats:.6g} nats{power}"
+
+
+def bound_facts(half_success: float, world_success: float, worlds: int) -> dict[str, str]:
+    """Both bounds on what all releases tell, each with its question, and what neither bounds: rows of `facts`.
+
+    Args:
+        half_success: bound on telling which half a record is in.
+        world_success: bound on naming the realised world.
+        worlds: m.
+    """
+    return {
+        HALF_QUESTION: f"right at most {percent_at_most(half_success)} (a guess: 50 %)",
+        WORLD_QUESTION: f"right at most {percent_at_most(world_success)} (a guess: {100 / worlds:.2f} %)",
+        "not bounded": NOT_BOUNDED,
+    }
 
 
 def facts(rows: Mapping[str, str]) -> Table:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from reticent.cli.output import console, facts, format_nats, parse_budget, percent_at_most, print_json
+from reticent.cli.output import bound_facts, console, facts, format_nats, parse_budget, percent_at_most, print_json
+from reticent.pac.wording import NOT_BOUNDED
 
 
 def plan(
@@ -20,8 +21,8 @@ def plan(
             help="Charge for one released token: 2^-32, 1e-9 or a decimal.",
         ),
     ] = None,
-    membership_success: Annotated[
-        float | None, typer.Option(help="Largest success in telling whether a record was used, between 0.5 and 1.")
+    half_success: Annotated[
+        float | None, typer.Option(help="Largest success in telling which half a record is in: between 0.5 and 1.")
     ] = None,
     worlds: Annotated[int, typer.Option(help="Number of candidate worlds; even.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -29,9 +30,7 @@ def plan(
     """Relate tokens, budget and bound: give two of the three, read the third."""
     from reticent.pac import bounds
 
-    result = bounds.plan(
-        tokens=tokens, step_budget=step_budget, membership_success=membership_success, num_worlds=worlds
-    )
+    result = bounds.plan(tokens=tokens, step_budget=step_budget, half_success=half_success, num_worlds=worlds)
     if as_json:
         print_json(asdict(result))
         return
@@ -41,14 +40,14 @@ def plan(
                 "tokens": f"{result.tokens:,}",
                 "charge per token": format_nats(result.step_budget),
                 "total": format_nats(result.total_nats),
-                "membership success": f"at most {percent_at_most(result.membership_success)}",
-                "world identification": f"at most {percent_at_most(result.world_success)}",
+                **bound_facts(result.half_success, result.world_success, result.worlds),
             }
         )
     )
     console.print(
-        f"\nSomeone who knows all {result.worlds} worlds and sees all {result.tokens:,} tokens tells whether a record "
-        f"was in the realised world with success at most {percent_at_most(result.membership_success)} (a blind guess: "
-        f"50 %), and which world it is with at most {percent_at_most(result.world_success)} (a blind guess: "
-        f"{100 / result.worlds:.2f} %)."
+        f"\nSomeone who knows all {result.worlds} worlds and sees all {result.tokens:,} tokens tells which half of the "
+        f"corpus a record is in, the realised world's or the other, with success at most "
+        f"{percent_at_most(result.half_success)}, and names the world with at most "
+        f"{percent_at_most(result.world_success)}. These bounds do not cover {NOT_BOUNDED}: "
+        "docs/guarantee.md."
     )

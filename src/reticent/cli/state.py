@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from reticent.cli.deployment import DatabaseUrl, RunDirectory, read_ledger
-from reticent.cli.output import console, facts, format_nats, notes, percent_at_most, print_json
+from reticent.cli.output import bound_facts, console, facts, format_nats, notes, print_json
 from reticent.errors import DeploymentStateError, InvalidValueError
 
 app = typer.Typer(help="The deployment's durable state: show what was spent, or give it up.")
@@ -35,7 +35,7 @@ def show(
     spent = units_to_nats(state.spent_units)
     cap = None if state.cap_units is None else units_to_nats(state.cap_units)
     worlds = state.log_posterior.size
-    membership = attack_success(spent, MEMBERSHIP_PRIOR)
+    half = attack_success(spent, MEMBERSHIP_PRIOR)
     world = attack_success(spent, 1.0 / worlds)
     if as_json:
         print_json(
@@ -44,7 +44,7 @@ def show(
                 "dissenting_steps": state.dissenting_steps,
                 "nats_charged": spent,
                 "nats_cap": cap,
-                "membership_success": membership,
+                "half_success": half,
                 "world_success": world,
                 "worlds": worlds,
             }
@@ -57,8 +57,7 @@ def show(
                 "dissenting steps": f"{state.dissenting_steps:,}",
                 "charged": format_nats(spent),
                 "cap": "none" if cap is None else format_nats(cap),
-                "membership success": f"at most {percent_at_most(membership)}",
-                "world identification": f"at most {percent_at_most(world)} of {worlds} worlds",
+                **bound_facts(half, world, worlds),
             }
         )
     )

@@ -10,6 +10,7 @@ from reticent.evaluation.run_evaluation import Evaluation
 from reticent.evaluation.stability import Stability
 from reticent.evaluation.text_means import CONFIDENCE, Mean
 from reticent.evaluation.utility import Utility, UtilityRow
+from reticent.pac.wording import NOT_BOUNDED
 from reticent.reports.audit_report import flattened
 from reticent.reports.model import Block, Cell, Facts, LineChart, Paragraph, Report, Section, Series, Table
 
@@ -166,7 +167,7 @@ def _composition_table(result: Evaluation) -> Table:
         name="composition",
         title="What the curator's own posterior tells after a whole deployment",
         columns=(
-            "Votes", "Law", "Nats a token", "Record named right", "Bound on it", "World named right", "Bound on it",
+            "Votes", "Law", "Nats a token", "Record's half named right", "Bound", "World named right", "Bound on it",
         ),
         rows=tuple(
             (
@@ -177,7 +178,7 @@ def _composition_table(result: Evaluation) -> Table:
         ),
         note=f"{first.num_sessions:,} deployments of {first.num_tokens:,} charged tokens. Guessing alone: "
         f"{first.membership_prior:.2f} for a record, {first.world_prior:.4f} for the world. Intervals: over sessions "
-        "for records, exact for worlds. The bound is on the mean over S.",
+        f"for records, exact for worlds. The bound is on the mean over S; it does not cover {NOT_BOUNDED}.",
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ class Plan:
         step_budget: b, nats charged for one token.
         tokens: T, the number of tokens that may be released.
         total_nats: bT.
-        membership_success: bound on the success of guessing whether a record was used (prior ½).
+        half_success: bound on the success of telling which half a record is in, the realised world's or not (prior ½).
         world_success: bound on the success of naming the realised world (prior 1/m).
         worlds: m.
     """
@@ -114,7 +114,7 @@ class Plan:
     step_budget: float
     tokens: int
     total_nats: float
-    membership_success: float
+    half_success: float
     world_success: float
     worlds: int
 
@@ -122,10 +122,10 @@ class Plan:
 def plan(
     tokens: int | None = None,
     step_budget: float | None = None,
-    membership_success: float | None = None,
+    half_success: float | None = None,
     num_worlds: int = 128,
 ) -> Plan:
-    """Return the plan that any two of tokens, step budget and membership success determine.
+    """Return the plan that any two of tokens, step budget and half success determine.
 
     A derived step budget is a whole number of ledger units and derived tokens are what the ledger will allow, both
     rounded down; the plan then states the success actually bounded, at most the one asked for.
@@ -134,15 +134,15 @@ def plan(
         InvalidValueError: not exactly two are given, a value is out of range, or nothing fits the target.
     """
     worlds = _validate.num_worlds(num_worlds)
-    if sum(given is None for given in (tokens, step_budget, membership_success)) != 1:
-        raise InvalidValueError("give exactly two of tokens, step_budget and membership_success; they fix the third")
+    if sum(given is None for given in (tokens, step_budget, half_success)) != 1:
+        raise InvalidValueError("give exactly two of tokens, step_budget and half_success; they fix the third")
     if tokens is not None:
         tokens = _validate.integer_in_range("tokens", tokens, 1)
     if step_budget is not None:
         step_budget = _validate.positive_finite("step_budget", step_budget)
     if tokens is None or step_budget is None:
-        assert membership_success is not None
-        total_units = cap_units(nats_for_success(membership_success, MEMBERSHIP_PRIOR))
+        assert half_success is not None
+        total_units = cap_units(nats_for_success(half_success, MEMBERSHIP_PRIOR))
         if step_budget is not None:
             tokens = total_units // charge_units(step_budget)
         elif tokens is not None:
@@ -151,7 +151,7 @@ def plan(
     assert step_budget is not None
     if not tokens or not step_budget:
         raise InvalidValueError(
-            f"a membership success of {membership_success!r} leaves less than one token, or less than the ledger's "
+            f"a success of {half_success!r} leaves less than one token, or less than the ledger's "
             f"unit of {NATS_PER_UNIT:.3g} nats a token; raise it, or lower the step budget or the number of tokens"
         )
     return _stated(tokens, step_budget, worlds)
@@ -167,7 +167,7 @@ def _stated(tokens: int, step_budget: float, worlds: int) -> Plan:
         step_budget=step_budget,
         tokens=tokens,
         total_nats=total_nats,
-        membership_success=attack_success(total_nats, MEMBERSHIP_PRIOR),
+        half_success=attack_success(total_nats, MEMBERSHIP_PRIOR),
         world_success=attack_success(total_nats, 1.0 / worlds),
         worlds=worlds,
     )

@@ -205,8 +205,8 @@ class Curator:
         return self._account
 
     @property
-    def membership_success(self) -> float:
-        """Bound on guessing whether a record was used, from all that was spent so far (prior ½)."""
+    def half_success(self) -> float:
+        """Bound on telling which half a record is in, from all that was spent so far (prior ½)."""
         return bounds.attack_success(self._account.spent_nats, bounds.MEMBERSHIP_PRIOR)
 
     @property

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from reticent.pac.accounting import units_to_nats
 from reticent.pac.curator import Curator
+from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, WORLD_MEANING, WORLD_QUESTION
 from reticent.server.jobs import TokenSource
 from reticent.server.stepping import Step
 
@@ -76,10 +77,10 @@ class Metrics:
         self._gauge("left_nats", "Information that may still be charged; +Inf without a cap.").set_function(
             lambda: math.inf if (left := left_nats(curator)) is None else left
         )
-        self._gauge("membership_bound", "Bound on telling whether a record was used; a guess has 0.5.").set_function(
-            lambda: curator.membership_success
+        self._gauge("half_bound", f"{HALF_QUESTION} Bound on the {HALF_MEANING}.").set_function(
+            lambda: curator.half_success
         )
-        self._gauge("world_bound", "Bound on naming the realised world; a guess has 1/m.").set_function(
+        self._gauge("world_bound", f"{WORLD_QUESTION} Bound on the {WORLD_MEANING}.").set_function(
             lambda: curator.world_success
         )
         self._gauge(

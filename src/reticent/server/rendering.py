@@ -199,7 +199,7 @@ def _deployment_privacy(service: Service) -> schemas.DeploymentPrivacy:
         tokens_charged=curator.state.tokens_released,
         nats_charged=curator.account.spent_nats,
         nats_left=left_nats(curator),
-        membership_bound=curator.membership_success,
+        half_bound=curator.half_success,
         world_bound=curator.world_success,
     )
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
+from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_MEANING, WORLD_QUESTION
+
 SCORES = "it would show scores, and only released tokens may leave"
 SAMPLING = "the worlds vote on whole distributions, so this cannot be honoured"
 PLAIN_TEXT = "this server writes plain text only"
@@ -204,8 +206,10 @@ class DeploymentPrivacy(BaseModel):
     tokens_charged: int
     nats_charged: float
     nats_left: Annotated[float | None, Field(description="Null where the deployment has no cap.")]
-    membership_bound: Annotated[float, Field(description="Success in telling whether a record was used; guess: 0.5.")]
-    world_bound: Annotated[float, Field(description="Success in naming the realised world; guess: 1/m.")]
+    half_bound: Annotated[
+        float, Field(description=f"{HALF_QUESTION} Bound on the {HALF_MEANING}. Not bounded: {NOT_BOUNDED}.")
+    ]
+    world_bound: Annotated[float, Field(description=f"{WORLD_QUESTION} Bound on the {WORLD_MEANING}.")]
 
 
 class Privacy(BaseModel):

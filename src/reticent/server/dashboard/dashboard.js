@@ -71,7 +71,11 @@ function show(data) {
   say("version", `reticent ${data.version}`);
   showStatus(data.ready, data.ready ? "ready" : data.reason);
   showBudget(data);
-  showBound("membership", data.membership_bound, data.membership_at_cap, 0.5);
+  say("half-title", data.half_question);
+  say("half-meaning", `${data.half_meaning[0].toUpperCase()}${data.half_meaning.slice(1)}.`);
+  say("not-bounded", data.not_bounded);
+  say("world-title", data.world_question);
+  showBound("half", data.half_bound, data.half_at_cap, 0.5);
   showBound("world", data.world_bound, data.world_at_cap, 1 / data.worlds);
   say("worlds", count(data.worlds));
   say("world-guess", `${(100 / data.worlds).toFixed(2)}\u00a0%`);

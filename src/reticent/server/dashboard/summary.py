@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from reticent import __version__
 from reticent.pac.accounting import charge_units, units_to_nats
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
+from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_QUESTION
 from reticent.server.metrics import left_nats
 from reticent.server.service import Service
 
@@ -54,8 +55,12 @@ class Summary(BaseModel):
     nats_spent: float
     nats_cap: float | None
     nats_left: float | None
-    membership_bound: float
-    membership_at_cap: float | None
+    half_question: str = HALF_QUESTION
+    half_meaning: str = HALF_MEANING
+    not_bounded: str = NOT_BOUNDED
+    half_bound: float
+    half_at_cap: float | None
+    world_question: str = WORLD_QUESTION
     world_bound: float
     world_at_cap: float | None
     tokens_per_hour: float
@@ -100,8 +105,8 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         nats_spent=account.spent_nats,
         nats_cap=cap,
         nats_left=left_nats(curator),
-        membership_bound=curator.membership_success,
-        membership_at_cap=None if cap is None else attack_success(cap, MEMBERSHIP_PRIOR),
+        half_bound=curator.half_success,
+        half_at_cap=None if cap is None else attack_success(cap, MEMBERSHIP_PRIOR),
         world_bound=curator.world_success,
         world_at_cap=None if cap is None else attack_success(cap, 1.0 / curator.num_worlds),
         tokens_per_hour=pace,
