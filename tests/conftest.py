@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_models import build_tiny_model, save_tiny_model
 
-from reticent.ensemble.fused import can_compile
+from reticent.ensemble.fused import why_not_compiled
 
 torch.set_num_threads(1)
 # How fast the machine is never decides a test.
@@ -33,8 +33,9 @@ def _skip(reason: str) -> NoReturn:
 @pytest.fixture
 def _compiler() -> None:
     """A working C++ compiler; without one the test is skipped, in CI it fails."""
-    if not can_compile():
-        _skip("needs a C++ compiler, such as g++")
+    reason = why_not_compiled()
+    if reason is not None:
+        _skip(f"nothing can be compiled: {reason}")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._inductor import codecache
 
-from reticent.ensemble import fused
+from reticent.ensemble import compiled_code, fused
 from reticent.ensemble.architecture import QkvLayout
 from reticent.ensemble.block import Heads, Rotation
 from reticent.ensemble.pointwise import gated_silu, rms_norm
@@ -162,5 +162,41 @@ def test_a_cache_that_was_chosen_is_kept(monkeypatch):
         monkeypatch.setattr(codecache, name, getattr(codecache, name))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     fused._compiled.__wrapped__(abs)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
-    assert codecache._HEADER_DIR.startswith("/elsewhere/")
+    folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    assert folder == f"/elsewhere/{compiled_code.instruction_set()}"
+    assert codecache._HEADER_DIR.startswith(f"{folder}/")
+    compiled_code.use_own_cache()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == folder, "a process started from here parts it no further"
+
+
+TRAINED = """
+import torch
+from reticent.ensemble import fused
+assert fused.why_not_compiled() is None, fused.why_not_compiled()
+numbers = torch.Generator().manual_seed(0)
+for rows, width in ((33, 48), (5, 77)):
+    x = torch.randn(rows, width, generator=numbers, requires_grad=True)
+    y = fused.rms_norm(x, None, 1e-5)
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (width,), eps=1e-5), rtol=1e-4, atol=1e-4)
+    y.square().sum().backward()
+    assert x.grad.abs().max() < 1, "this norm does not change with the length of a row"
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_code_compiled_for_one_instruction_set_is_never_taken_by_another(tmp_path):
+    """In one cache, and back again: what was generated for wide vectors wrote half of each row where they are narrow."""
+    sets = [{}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"ATEN_CPU_CAPABILITY": "default"}, {}]
+    used = [compiled_afresh(TRAINED, XDG_CACHE_HOME=str(tmp_path), **settings).strip() for settings in sets]
+    folders = {folder.name.rpartition("-")[0] for folder in (tmp_path / "reticent" / "compiled").iterdir()}
+    assert folders == {name.lower().replace(" ", "-") for name in used}
+
+
+def test_another_processor_or_compiler_has_another_folder(monkeypatch):
+    mine = compiled_code.instruction_set()
+    assert compiled_code.instruction_set() == mine
+    monkeypatch.setattr(compiled_code, "_processor_lines", lambda: ["flags : avx2"])
+    other = compiled_code.instruction_set()
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_compiler_version_info", lambda compiler: "g++ 1.0")
+    assert len({mine, other, compiled_code.instruction_set()}) == 3

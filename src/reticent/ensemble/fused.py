@@ -4,7 +4,8 @@ On a processor the element-wise work of a training step takes half as long as it
 and writes whole tensors. Here the same formulas are given to `torch.compile`, which derives their backward passes and
 fuses them. That needs a C++ compiler and about a minute the first time, so `fused_training` switches it on for
 trainings that are long enough; everything else runs the ready-made operations of `pointwise` and `block`. Compiled code
-is kept in the user's own cache folder: where torch would put it, any user of the machine could leave code to be run.
+is kept in the user's own cache folder, where torch's own choice would let any user of the machine leave code to be run,
+and in there apart for each processor and instruction set: see `compiled_code`.
 
 All is computed in float32 (float64 of float64) and rounded once, so results differ from theirs by rounding.
 
@@ -12,19 +13,17 @@ Shape suffixes: R rows, D hidden size, B texts, T tokens in a text, O outputs, H
 dimension.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+from reticent.ensemble.compiled_code import use_own_cache
 
 _fusing: ContextVar[bool] = ContextVar("fusing", default=False)
 
@@ -66,12 +65,12 @@ def can_compile() -> bool:
 @cache
 def why_not_compiled() -> str | None:
     """What keeps anything from being compiled, in one line; None if it works. Tries it, which takes some seconds."""
-    ones = torch.ones(64)
+    numbers = torch.arange(77.0)  # no whole number of vectors of any instruction set
     try:
-        doubled: Tensor = _compiled(_doubled)(ones)
+        doubled: Tensor = _compiled(_doubled)(numbers)
     except (RuntimeError, OSError) as error:  # the compiler is missing or broken, or its cache cannot be written
         return _last_line(error)
-    return None if torch.equal(doubled, 2 * ones) else "what the compiler makes computes something else"
+    return None if torch.equal(doubled, 2 * numbers) else "what the compiler makes computes something else"
 
 
 def rms_norm(x: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
@@ -109,21 +108,8 @@ def split_heads(
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    _use_own_cache()
+    use_own_cache()
     return torch.compile(function)
-
-
-def _use_own_cache() -> None:
-    from torch._inductor import codecache
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    # Importing torch's compiler writes its default into the environment, where it looks like a user's choice.
-    if os.environ.get(_CACHE_VARIABLE, default_cache_dir()) == default_cache_dir():
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        os.environ[_CACHE_VARIABLE] = str(home / "reticent" / "compiled")
-    # Precompiled headers go to torch's default, whatever cache is chosen.
-    headers = Path(os.environ[_CACHE_VARIABLE]) / "precompiled_headers"
-    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
 
 
 def _last_line(error: Exception) -> str:
