@@ -186,7 +186,7 @@ print(torch.backends.cpu.get_cpu_capability())
 
 @pytest.mark.usefixtures("_compiler")
 def test_code_compiled_for_one_instruction_set_is_never_taken_by_another(tmp_path):
-    """In one cache, and back again: what was generated for wide vectors wrote half of each row where they are narrow."""
+    """In one cache, and back again: what was made for wide vectors wrote half of each row where they are narrow."""
     sets = [{}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"ATEN_CPU_CAPABILITY": "default"}, {}]
     used = [compiled_afresh(TRAINED, XDG_CACHE_HOME=str(tmp_path), **settings).strip() for settings in sets]
     folders = {folder.name.rpartition("-")[0] for folder in (tmp_path / "reticent" / "compiled").iterdir()}
