@@ -21,7 +21,7 @@ from typing import Any, Final
 from sqlalchemy import Row, insert, inspect, select, update
 
 from reticent._validate import integer_in_range
-from reticent.errors import InvalidValueError
+from reticent.errors import InvalidValueError, StorageError
 from reticent.ledger.database import Database
 from reticent.ledger.schema import api_keys
 
@@ -118,16 +118,22 @@ class KeyTable:
             )
         return key, f"{_PREFIX}-{identifier}-{secret}"
 
-    def read(self) -> list[StoredKey]:
+    def read(self, *, deployed: bool = False) -> list[StoredKey]:
         """All keys, revoked ones included, oldest first.
+
+        Args:
+            deployed: the deployment is known to exist, so that a ledger or table that is not there is an error; else
+                there are no keys yet.
 
         Raises:
             StorageError: they cannot be read.
         """
-        if self._database.missing:
+        if self._database.missing and not deployed:
             return []
         with self._database.errors(), self._database.engine(write=False).begin() as connection:
             if not inspect(connection).has_table(api_keys.name):
+                if deployed:
+                    raise StorageError(f"{self._database} has lost its table of API keys; put the latest ledger back")
                 return []
             return [_stored(row) for row in connection.execute(select(api_keys).order_by(api_keys.c.created))]
 

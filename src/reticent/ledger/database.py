@@ -1,9 +1,9 @@
 """Where a ledger lies, and how to connect to it: a SQLite file of the run directory, or a PostgreSQL database by URL.
 
 Contract. A committed write is durable: SQLite runs in WAL mode and syncs at every commit, PostgreSQL is told to answer
-only after its log is synced. Readers see one snapshot and cannot write. Every database error leaves here as a
-`StorageError` ("cannot be reached or written; try again") or, where the content is unreadable, as a
-`DeploymentStateError`. A password in a URL is never shown.
+only after its log is synced. Readers see one snapshot, cannot write, and never create a database: one that is gone is
+an error. Every database error leaves here as a `StorageError` ("cannot be reached or written; try again") or, where the
+content is unreadable, as a `DeploymentStateError`. A password in a URL is never shown.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -63,7 +64,9 @@ class Database:
 
     @classmethod
     def _of_file(cls, path: Path) -> "Database":
-        return cls(URL.create("sqlite+pysqlite", database=str(path.absolute())), path.absolute())
+        file = path.absolute()
+        address = "file:" + quote(os.fsencode(file))
+        return cls(URL.create("sqlite+pysqlite", database=address, query={"uri": "true"}), file)
 
     @property
     def missing(self) -> bool:
@@ -135,7 +138,9 @@ class Database:
     def _sqlite(self, write: bool) -> Engine:
         # The release thread is not always the one that opened the ledger; no two threads use a connection at once.
         options = {"check_same_thread": False, "timeout": _BUSY_SECONDS}
-        engine = create_engine(self.url, poolclass=NullPool, connect_args=options)
+        # Neither mode creates the file: only `create_file` does, with its permissions.
+        url = self.url.update_query_dict({"mode": "rw" if write else "ro"})
+        engine = create_engine(url, poolclass=NullPool, connect_args=options)
         pragmas = ("journal_mode = WAL", "synchronous = FULL") if write else ("query_only = ON",)
 
         @event.listens_for(engine, "connect")
@@ -160,7 +165,8 @@ class Database:
             raise InvalidValueError(
                 "a ledger in PostgreSQL needs the driver psycopg; install it with `pip install reticent[postgresql]`"
             ) from None
-        settings = ("synchronous_commit = on", "statement_timeout = '10s'") if write else ()
+        writing = ("synchronous_commit = on", "statement_timeout = '10s'")
+        settings = writing if write else ("default_transaction_read_only = on",)
 
         @event.listens_for(engine, "connect")
         def prepare(connection: Any, _record: object) -> None:

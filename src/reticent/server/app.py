@@ -45,6 +45,8 @@ def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # A page elsewhere can make a browser post text without a content type, and without asking first.
+        strict_content_type=True,
     )
     app.state.service = service
     app.include_router(routes_openai.router)

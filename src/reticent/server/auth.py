@@ -1,12 +1,14 @@
 """Who asks, and may they: bearer keys with scopes.
 
-Contract. A deployment that has, or ever had, a key serves only requests with a live one. A deployment that never had a
-key serves everyone, which is why the server then binds to loopback alone; names of other hosts are refused there, so
-that no web page can reach it through a name it controls. A revocation is in force within a second.
+Contract. A deployment that has, or ever had, a key serves only requests with a live one; where its keys cannot be read,
+or are gone, it serves nobody. A deployment that never had a key serves everyone, which is why the server then binds to
+loopback alone; names of other hosts are refused there, so that no web page can reach it through a name it controls, and
+so is whatever a proxy says it forwards. A revocation is in force within a second.
 """
 
 import asyncio
 import ipaddress
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,20 +17,34 @@ from typing import Annotated, Final
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from reticent.errors import ReticentError
+from reticent.errors import DeploymentStateError, ReticentError
 from reticent.ledger.api_keys import ApiKey, KeyTable, Scope, StoredKey, authenticate
 from reticent.server.errors import ApiError
 
 _FRESH_SECONDS: Final = 1.0
+_FORWARDING: Final = frozenset(
+    ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip")
+)
+
+logger = logging.getLogger("reticent.server")
 
 bearer = HTTPBearer(auto_error=False, description="A key made by `reticent keys create`.")
 
 
 class KeyDirectory:
-    """The deployment's keys, read again when they are older than a second; safe to use from several threads."""
+    """The deployment's keys, read again when they are older than a second; safe to use from several threads.
 
-    def __init__(self, table: KeyTable, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        table: the keys.
+        had_keys: whether the deployment is known to have had a key, so that an empty table is an error. Reading one
+            tells as much.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, table: KeyTable, had_keys: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._table = table
+        self._had_keys = had_keys
+        self._is_readable = True
         self._clock = clock
         self._lock = threading.Lock()
         self._keys: Sequence[StoredKey] = ()
@@ -38,13 +54,31 @@ class KeyDirectory:
         """All keys, revoked ones included.
 
         Raises:
+            DeploymentStateError: there were keys, and there are none.
             StorageError: they cannot be read.
         """
         with self._lock:
             if not self._clock() - self._read_at < _FRESH_SECONDS:
-                self._keys = self._table.read()
+                self._keys = self._read()
                 self._read_at = self._clock()
             return self._keys
+
+    def _read(self) -> Sequence[StoredKey]:
+        try:
+            keys = self._table.read(deployed=True)
+            if not keys and self._had_keys:
+                raise DeploymentStateError(
+                    "this deployment has had API keys, and its ledger holds none: another ledger was put in its place, "
+                    "or keys were deleted. Put the latest ledger back"
+                )
+        except ReticentError as error:
+            if self._is_readable:
+                logger.error("API keys cannot be read; requests are refused meanwhile: %s", error)
+            self._is_readable = False
+            raise
+        self._had_keys = self._had_keys or bool(keys)
+        self._is_readable = True
+        return keys
 
     @property
     def are_fresh(self) -> bool:
@@ -66,6 +100,11 @@ def _named_host(request: Request) -> str:
     return host if host.endswith("]") else host.partition(":")[0] if host.count(":") < 2 else host.rpartition(":")[0]
 
 
+def _is_forwarded(request: Request) -> bool:
+    """Whether a proxy says that it passes this request on for somebody else."""
+    return any(name in _FORWARDING or name.startswith("x-forwarded-") for name in request.headers)
+
+
 async def _identify(request: Request, credentials: HTTPAuthorizationCredentials | None) -> ApiKey | None:
     directory: KeyDirectory = request.app.state.service.keys
     try:
@@ -77,6 +116,13 @@ async def _identify(request: Request, credentials: HTTPAuthorizationCredentials 
     if not keys:
         if not is_loopback(_named_host(request)):
             raise ApiError(403, "Without API keys this server answers to loopback names only.", kind="permission_error")
+        if _is_forwarded(request):
+            raise ApiError(
+                403,
+                "Without API keys this server answers nothing that a proxy forwards. Make a key with "
+                "`reticent keys create`.",
+                kind="permission_error",
+            )
         return None
     key = authenticate(credentials.credentials, keys) if credentials else None
     if key is None:

@@ -20,16 +20,25 @@ logger = logging.getLogger("reticent.server")
 
 
 def permitted_host(host: str, table: KeyTable) -> tuple[str, str | None]:
-    """The address to bind to, and why it is not the one asked for, if so.
+    """The address to bind to, and what the operator must know about who may ask, if anything.
 
     Raises:
         StorageError: the keys cannot be read.
     """
-    if is_loopback(host) or any(stored.key.revoked is None for stored in table.read()):
+    stored_keys = table.read()
+    if any(stored.key.revoked is None for stored in stored_keys):
         return host, None
-    return LOOPBACK, (
-        f"this deployment has no API key, so anyone who reaches the server could spend its budget: binding to "
-        f"{LOOPBACK} instead of {host}. Make a key with `reticent keys create` and start again"
+    if stored_keys:
+        return host, (
+            "all API keys of this deployment are revoked, so every request will be refused. Make a key with "
+            "`reticent keys create`; it is in force at once"
+        )
+    bound_to = host if is_loopback(host) else LOOPBACK
+    instead = "" if bound_to == host else f" It is bound to {bound_to} instead of {host}."
+    return bound_to, (
+        "OPEN: this deployment has no API key. Whoever reaches this server, any user and program of this machine and "
+        f"whatever passes requests on to it, may read its metrics and spend its whole budget.{instead} Make a key with "
+        "`reticent keys create` and start again"
     )
 
 

@@ -85,6 +85,7 @@ def assemble(
 
     Raises:
         InvalidValueError: the settings do not fit the model.
+        DeploymentStateError: the ledger counts tokens of API keys, and has none.
         StorageError: the database cannot be read.
     """
     limits, decoding = settings.limits, settings.decoding
@@ -103,6 +104,9 @@ def assemble(
         public_fallback=settings.on_exhausted is OnExhausted.PUBLIC,
     )
     metrics.watch(batcher)
+    spending = usage.spending_by_key()
+    keys = KeyDirectory(KeyTable(database), had_keys=bool(spending))
+    keys.current()
     return Service(
         settings=settings,
         run_id=run_id,
@@ -110,8 +114,8 @@ def assemble(
         deployment=deployment,
         usage=usage,
         prompts=Prompts(tokenizer, ensemble.vocab_size, ensemble.context_length, limits.max_prompt_tokens),
-        keys=KeyDirectory(KeyTable(database)),
-        meters=Meters(usage.spending_by_key(), charge_units(decoding.step_budget)),
+        keys=keys,
+        meters=Meters(spending, charge_units(decoding.step_budget)),
         metrics=metrics,
         batcher=batcher,
     )
