@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reticent.corpus import Corpus, Record, Units, corpus_hash, group_units, read_corpus, units_hash
+from reticent.corpus import Corpus, Record, Units, corpus_hash, group_units, grouping_notes, read_corpus, units_hash
 from reticent.errors import CorpusError, InvalidValueError
 
 TEXTS = ['a "quoted", comma', "two\nlines", "größer 東京 🩺", "plain"]
@@ -109,6 +109,12 @@ def bad_parquet_text():
     return buffer.getvalue()
 
 
+def twice_parquet(key):
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, names=["text", "owner", key]), buffer)
+    return buffer.getvalue()
+
+
 GOOD = jsonl_bytes(["a", "b"])
 BAD_FILES = {
     "empty.jsonl": (b"", "empty.jsonl: the file is empty"),
@@ -129,6 +135,11 @@ BAD_FILES = {
     "quote.csv": (b'text\nok\n"open', "quote.csv:3: malformed CSV"),
     "ragged.csv": (b"id,text\n1,ok\n2\n", "ragged.csv:3: malformed CSV, 1 fields where the header has 2"),
     "twice.csv": (b"text,text\na,b\n", "twice.csv:1: the column 'text' appears more than once"),
+    "twice.parquet": (twice_parquet("text"), "twice.parquet: the column 'text' appears more than once; rename"),
+    "twice.jsonl": (GOOD + b'{"text": "a", "text": "b"}', "twice.jsonl:3: the key 'text' appears twice in one object"),
+    "within.jsonl": (GOOD + b'{"text": "a", "n": {"k": 1, "k": 1}}', "within.jsonl:3: the key 'k' appears twice"),
+    "escaped.jsonl": (rb'{"text": "a", "te\u0078t": "b"}', "escaped.jsonl:1: the key 'text' appears twice"),
+    "nanoseconds.parquet": (parquet_bytes(pa.array([1], pa.timestamp("ns"))), "nanoseconds.parquet:1: .*text"),
     "junk.parquet": (b"PAR1 this is not parquet PAR1", "junk.parquet: not a readable Parquet file"),
     "cut.parquet": (parquet_bytes(["a", "b"])[:-9], "cut.parquet: not a readable Parquet file"),
     "not.jsonl.gz": (GOOD, "not.jsonl.gz: not valid gzip data"),
@@ -172,6 +183,37 @@ def test_unusable_unit_is_refused(tmp_path, unit, message):
     path = write(tmp_path / "corpus.jsonl", f'{{"text": "a", "owner": {unit}}}'.encode())
     with pytest.raises(CorpusError, match=rf"corpus.jsonl:1: the unit 'owner' .*{message}"):
         read_corpus(path, unit_key="owner")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("twice.jsonl", b'{"text": "a", "owner": "1", "owner": "2"}'),
+        ("twice.csv", b"text,owner,owner\na,1,2\n"),
+        ("twice.parquet", twice_parquet("owner")),
+    ],
+)
+def test_a_unit_key_that_stands_twice_is_refused_in_every_format(tmp_path, name, data):
+    with pytest.raises(CorpusError, match=rf"{name}(:1)?: the (key|column) 'owner' appears"):
+        read_corpus(write(tmp_path / name, data), unit_key="owner")
+
+
+def test_a_column_that_nobody_asked_for_may_stand_twice_in_a_table(tmp_path):
+    assert texts_of(read_corpus(write(tmp_path / "a.parquet", twice_parquet("owner")))) == ["a"]
+    assert texts_of(read_corpus(write(tmp_path / "a.csv", b"text,x,x\na,1,2\n"))) == ["a"]
+
+
+def test_unit_names_that_differ_by_unicode_form_or_outer_white_space_are_one_owner(tmp_path):
+    owners = ["Jos\u00e9", "Jose\u0301", "1", "1 ", "\u00a01", "\uff11", "2", "Jose"]
+    path = write(tmp_path / "corpus.jsonl", jsonl_bytes([f"text {i}" for i in range(8)], patient=owners))
+    corpus = read_corpus(path, unit_key="patient")
+    assert [record.unit for record in corpus.records] == ["Jos\u00e9"] * 2 + ["1"] * 4 + ["2", "Jose"]
+    assert corpus.respelled_units == 4
+    units = group_units(corpus.records)
+    assert units.unit_of_record.tolist() == [0, 0, 1, 1, 1, 1, 2, 3]
+    (note,) = grouping_notes(corpus, units)
+    assert note.startswith("4 spellings of unit names differ from others by Unicode form or outer white space alone")
+    assert "Jos" not in note
 
 
 def test_absent_unit_key_lists_the_keys(tmp_path):

@@ -148,3 +148,24 @@ def test_unit_numbers_are_read_only():
     with pytest.raises(ValueError, match="read-only"):
         units.unit_of_record[0] = 1
     assert units.unit_of_record.dtype == np.int64
+
+
+def test_units_whose_texts_are_alike_only_once_cut_are_merged_and_counted():
+    rng = random.Random(3)
+    heads = [random_text(rng, 30) for _ in range(3)]
+    whole = [heads[0] + random_text(rng, 90), heads[0] + random_text(rng, 90)]
+    whole += [edited(rng, heads[0], 1) + random_text(rng, 90), heads[1] + random_text(rng, 90), heads[2]]
+    whole += [[*heads[2], "end"]]
+    records = make_records(whole)
+    cut = [" ".join(text[:30]) for text in whole]
+    assert group_units(records).unit_of_record.tolist() == [0, 1, 2, 3, 4, 4]
+    found = group_units(records, 0.6, trained_texts=cut)
+    expected = naive_partition([text[:30] for text in whole], [record.unit for record in records], 0.6)
+    assert found.unit_of_record.tolist() == expected == [0, 0, 0, 1, 2, 2]
+    assert (found.num_units, found.merged, found.merged_once_cut) == (3, 3, 2)
+
+
+def test_one_unit_once_cut_is_refused_and_said():
+    records = make_records([["same", "one"], ["same", "two"]])
+    with pytest.raises(CorpusError, match="1 merged as near-duplicates, 1 of them once cut"):
+        group_units(records, trained_texts=["same", "same"])

@@ -282,11 +282,30 @@ def test_a_file_that_is_no_gguf_is_refused(gguf_file: Path, tmp_path: Path) -> N
     assert cached(tmp_path) == []
 
 
-def test_a_cut_gguf_is_refused(gguf_file: Path, tmp_path: Path) -> None:
-    gguf_file.write_bytes(gguf_file.read_bytes()[:30_000])
+@pytest.mark.parametrize("length", [0, 3, 20, 1_000, 5_000, 30_000, -1])
+def test_a_cut_gguf_is_refused(length: int, gguf_file: Path, tmp_path: Path) -> None:
+    left = gguf_file.read_bytes()[:length]
+    gguf_file.write_bytes(left)
+    with pytest.raises(ModelError, match=rf"tiny\.gguf cannot be read.*{len(left):,} bytes.*download it again"):
+        resolve_base_model(str(gguf_file))
+    assert cached(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", [4, 8, 16, 24, 40])
+def test_a_gguf_whose_header_says_anything_is_refused(place: int, gguf_file: Path, tmp_path: Path) -> None:
+    data = bytearray(gguf_file.read_bytes())
+    data[place : place + 8] = b"\xff" * 8
+    gguf_file.write_bytes(data)
     with pytest.raises(ModelError, match=r"tiny\.gguf cannot be read"):
         resolve_base_model(str(gguf_file))
     assert cached(tmp_path) == []
+
+
+def test_the_suffix_of_a_gguf_file_may_be_in_capitals(gguf_file: Path, tmp_path: Path) -> None:
+    base = resolve_base_model(str(gguf_file.rename(tmp_path / "TINY.GGUF")))
+    torch.testing.assert_close(base.load()(TOKENS).logits, build_tiny_model("llama")(TOKENS).logits, rtol=0, atol=0)
+    with pytest.raises(ModelError, match="no such GGUF file"):
+        resolve_base_model(str(tmp_path / "NOWHERE.GGUF"))
 
 
 def test_a_gguf_that_lacks_a_tensor_is_refused(gguf_file: Path, tmp_path: Path) -> None:

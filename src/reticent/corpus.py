@@ -12,10 +12,15 @@ Text is UTF-8 (a leading byte-order mark is dropped). Errors name the file and t
 they can be logged where the corpus could not be.
 
 A privacy unit is what the guarantee protects: it is in a world as a whole or not at all. The prior of one half on a
-unit's membership would be a fiction if its text also sat in another unit, so near-duplicates share one.
+unit's membership would be a fiction if its text also sat in another unit, so near-duplicates share one: of whole texts,
+and of what is left of them for training once they are cut.
+
+Unit names are compared in Unicode form NFKC and without outer white space. An owner whose name is written in two of
+Unicode's ways is one owner; two owners taken for one share a world, which protects both no less.
 """
 
 import hashlib
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +42,7 @@ class Record:
 
     Attributes:
         text: the text, not blank.
-        unit: the privacy unit it belongs to before near-duplicates are merged.
+        unit: the privacy unit it belongs to before near-duplicates are merged; its name as names are compared.
         source: where it was read, "file:line" (a row number in Parquet, the file alone for plain text), for messages.
     """
 
@@ -48,10 +53,18 @@ class Record:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The records of a corpus in order, and how many blank texts were left out."""
+    """The records of a corpus in order.
+
+    Attributes:
+        records: the records.
+        skipped_blank: how many blank texts were left out.
+        respelled_units: how many spellings of unit names were taken for another's, from which they differ by Unicode
+            form or outer white space alone.
+    """
 
     records: tuple[Record, ...]
     skipped_blank: int
+    respelled_units: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,11 +75,13 @@ class Units:
         unit_of_record: int64[records]; units are numbered from 0 in order of their first record.
         num_units: the number of units, at least 2.
         merged: how many units disappeared into another because texts in both are near-duplicates.
+        merged_once_cut: how many of these because of texts that are near-duplicates only as they are trained on, cut.
     """
 
     unit_of_record: NDArray[np.int64]
     num_units: int
     merged: int
+    merged_once_cut: int = 0
 
 
 def read_corpus(
@@ -90,22 +105,28 @@ def read_corpus(
         _validate.integer_in_range("limit", limit, 1)
     keys = [text_key] if unit_key is None else [text_key, unit_key]
     records: list[Record] = []
+    spellings: set[str] = set()
     skipped_blank = 0
     for row in read_rows(Path(path), keys):
         text = _text(row.source, text_key, row.values[text_key])
         if not text.strip():
             skipped_blank += 1
             continue
-        unit = str(len(records)) if unit_key is None else _unit(row.source, unit_key, row.values[unit_key])
-        records.append(Record(text, unit, row.source))
+        spelling = str(len(records)) if unit_key is None else _unit(row.source, unit_key, row.values[unit_key])
+        spellings.add(spelling)
+        records.append(Record(text, unicodedata.normalize("NFKC", spelling).strip(), row.source))
         if len(records) == limit:
             break
     if not records:
         raise CorpusError(f"{path}: no records to read ({skipped_blank} with blank text)")
-    return Corpus(tuple(records), skipped_blank)
+    return Corpus(tuple(records), skipped_blank, len(spellings) - len({record.unit for record in records}))
 
 
-def group_units(records: Sequence[Record], threshold: float = NEAR_DUPLICATE_THRESHOLD) -> Units:
+def group_units(
+    records: Sequence[Record],
+    threshold: float = NEAR_DUPLICATE_THRESHOLD,
+    trained_texts: Sequence[str] | None = None,
+) -> Units:
     """Partition records into units: those that share a unit name, and those whose texts are near-duplicates.
 
     Both relations are closed transitively, so that no near-duplicate pair found lies across two units. See
@@ -114,6 +135,7 @@ def group_units(records: Sequence[Record], threshold: float = NEAR_DUPLICATE_THR
     Args:
         records: the records of a corpus.
         threshold: least Jaccard index, in (0, 1], of near-duplicates.
+        trained_texts: what a model is trained on of each record, cut; compared as the whole texts are.
 
     Raises:
         CorpusError: fewer than two units are left.
@@ -123,20 +145,38 @@ def group_units(records: Sequence[Record], threshold: float = NEAR_DUPLICATE_THR
     first_of_unit: dict[str, int] = {}
     for position, record in enumerate(records):
         sets.join(first_of_unit.setdefault(record.unit, position), position)
-    join_near_duplicates(sets, [record.text for record in records], threshold)
-
-    number_of_root: dict[int, int] = {}
-    numbers = [number_of_root.setdefault(sets.find(position), len(number_of_root)) for position in range(len(records))]
-    num_units = len(number_of_root)
+    texts = [record.text for record in records]
+    join_near_duplicates(sets, texts, threshold)
+    num_units = num_whole = sets.count()
+    if trained_texts is not None and list(trained_texts) != texts:
+        join_near_duplicates(sets, trained_texts, threshold)
+        num_units = sets.count()
     merged = len(first_of_unit) - num_units
     if num_units < 2:
         raise CorpusError(
-            f"{len(records)} record(s) make {num_units} privacy unit(s), {merged} merged as near-duplicates; "
+            f"{len(records)} record(s) make {num_units} privacy unit(s), {merged} merged as near-duplicates"
+            f"{f', {num_whole - num_units} of them once cut' if num_whole > num_units else ''}; "
             "at least 2 are needed: add records, or choose another unit key"
         )
+    number_of_root: dict[int, int] = {}
+    numbers = [number_of_root.setdefault(sets.find(position), len(number_of_root)) for position in range(len(records))]
     unit_of_record = np.array(numbers, dtype=np.int64)
     unit_of_record.flags.writeable = False
-    return Units(unit_of_record, num_units, merged)
+    return Units(unit_of_record, num_units, merged, num_whole - num_units)
+
+
+def grouping_notes(corpus: Corpus, units: Units) -> list[str]:
+    """Sentences for whoever builds on a corpus about units that were taken for one; none where none were."""
+    notes = []
+    if corpus.respelled_units:
+        notes.append(
+            f"{corpus.respelled_units} spellings of unit names differ from others by Unicode form or outer white space "
+            "alone and name the same units"
+        )
+    if units.merged:
+        cut = f", {units.merged_once_cut} of them only as they are cut for training" if units.merged_once_cut else ""
+        notes.append(f"{units.merged} units merged into others because their texts are near-duplicates{cut}")
+    return notes
 
 
 def text_hash(text: str) -> str:

@@ -1,7 +1,7 @@
 """The file formats of a corpus, each read as a stream of rows: the one place where corpus files are touched.
 
 Every reader yields `Row`s that hold at least the wanted keys, and raises `CorpusError` with file and line for whatever
-it cannot read. No message quotes a text.
+it cannot read, or could read in two ways: a key that stands twice in a row. No message quotes a text.
 """
 
 import csv
@@ -98,7 +98,9 @@ def _jsonl_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
                 continue
             source = f"{path}:{number}"
             try:
-                values = json.loads(line)
+                values = json.loads(line, object_pairs_hook=_distinct)
+            except _RepeatedKeyError as error:
+                raise CorpusError(f"{source}: the key {error.key!r} appears twice in one object; keep one") from None
             except json.JSONDecodeError as error:
                 raise CorpusError(
                     f"{source}: malformed JSON, {error.msg} at column {error.colno}; write one object a line"
@@ -109,6 +111,28 @@ def _jsonl_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
                 raise CorpusError(f"{source}: expected a JSON object, found {type(values).__name__}")
             _require(source, keys, list(values))
             yield Row(source, values)
+
+
+class _RepeatedKeyError(Exception):
+    """A JSON object that has a key twice, of which a parser would keep the last value in silence."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The object of these pairs, at any depth of a row.
+
+    Raises:
+        _RepeatedKeyError: two have one key.
+    """
+    values: dict[str, object] = {}
+    for key, value in pairs:
+        if key in values:
+            raise _RepeatedKeyError(key)
+        values[key] = value
+    return values
 
 
 def _csv_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
@@ -135,7 +159,7 @@ def _csv_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
                 yield Row(source, dict(zip(header, fields, strict=True)))
 
 
-def _check_header(source: str, keys: Sequence[str], header: list[str]) -> None:
+def _check_header(source: str, keys: Sequence[str], header: Sequence[str]) -> None:
     _require(source, keys, header)
     for key in keys:
         if header.count(key) > 1:
@@ -147,7 +171,7 @@ def _parquet_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
         seekable = io.BytesIO(stream.read()) if isinstance(stream, gzip.GzipFile) else stream
         try:
             file = pq.ParquetFile(seekable)
-            _require(str(path), keys, file.schema_arrow.names)
+            _check_header(str(path), keys, file.schema_arrow.names)
             number = 0
             for batch in file.iter_batches(columns=list(keys)):
                 for scalars in zip(*(batch.column(key) for key in keys), strict=True):
@@ -163,6 +187,8 @@ def _plain(source: str, scalar: pa.Scalar) -> object:
         return scalar.as_py()
     except UnicodeDecodeError as error:
         raise CorpusError(f"{source}: the text is not UTF-8 (byte {error.start + 1}); convert the file") from error
+    except (ValueError, OverflowError) as error:
+        raise CorpusError(f"{source}: this value of type {scalar.type} cannot be read; write it as text") from error
 
 
 _READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {

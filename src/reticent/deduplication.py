@@ -53,6 +53,10 @@ class DisjointSets:
         low, high = sorted((self.find(first), self.find(second)))
         self._parents[high] = low
 
+    def count(self) -> int:
+        """Return the number of sets."""
+        return sum(parent == item for item, parent in enumerate(self._parents))
+
 
 def join_near_duplicates(sets: DisjointSets, texts: Sequence[str], threshold: float) -> None:
     """Join in `sets` the positions of all texts whose similarity reaches `threshold`, transitively.

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -43,6 +44,19 @@ TOKENIZER_FILES = (
 )
 _LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
 """What `transformers` raises for folders that are damaged, incomplete or of an unknown kind."""
+_GGUF_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    EOFError,
+    struct.error,
+)
+"""What its GGUF reader raises for files that are cut, or whose header says anything at all."""
 
 
 def cache_folder() -> Path:
@@ -171,7 +185,7 @@ def resolve_base_model(name: str) -> BaseModel:
     if name == PACKAGED_MODEL:
         return BaseModel(name, _converted_gguf(_packaged_gguf()))
     path = Path(name).expanduser()
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelError(f"base model {name!r}: there is no such GGUF file")
         return BaseModel(name, _converted_gguf(path))
@@ -277,29 +291,39 @@ def _move_whole(scratch: Path, target: Path) -> None:
 
 
 def _convert_gguf(gguf: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
     try:
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-            quantised, found = AutoModelForCausalLM.from_pretrained(
-                gguf.parent,
-                gguf_file=gguf.name,
-                dtype=torch.float32,
-                quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
-                output_loading_info=True,
-            )
-            _refuse_missing(gguf.name, found)
-            # A model read from GGUF refuses to be saved; its dequantised weights move to a plain twin.
-            config = quantised.config.__class__.from_dict(
-                {k: v for k, v in quantised.config.to_dict().items() if k != "quantization_config"}
-            )
-            plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            plain.load_state_dict(quantised.state_dict())
-            plain.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-    except (ValueError, KeyError, IndexError, RuntimeError) as error:
-        raise ModelError(f"{gguf} cannot be read as a GGUF causal language model: {error}") from None
+            tokenizer, plain = _read_gguf(gguf)
+    except _GGUF_ERRORS as error:
+        raise ModelError(
+            f"{gguf} cannot be read as a GGUF causal language model: {error or type(error).__name__}; "
+            f"it has {gguf.stat().st_size:,} bytes: if its source has more, copy or download it again"
+        ) from None
+    with quiet_transformers():
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def _read_gguf(gguf: Path) -> tuple[Any, Any]:
+    """The tokenizer and the model of a GGUF file, dequantised to float32."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    quantised, found = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
+        output_loading_info=True,
+    )
+    _refuse_missing(gguf.name, found)
+    # A model read from GGUF refuses to be saved; its dequantised weights move to a plain twin.
+    config = quantised.config.__class__.from_dict(
+        {k: v for k, v in quantised.config.to_dict().items() if k != "quantization_config"}
+    )
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(quantised.state_dict())
+    return tokenizer, plain
 
 
 @contextmanager

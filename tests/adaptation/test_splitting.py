@@ -43,7 +43,7 @@ def test_near_duplicates_and_units_stand_on_one_side(seed):
     # One more text that differs from an earlier one in capitals and punctuation alone, in a unit of its own.
     twin = Record(corpus[10].text.upper().replace(" ", ", "), "twin", "f:24")
     split = split_records([*corpus, twin], SplitSettings(heldout_count=10, val_fraction=0.2, seed=seed))
-    assert split.num_merged_units == 1
+    assert split.units.merged == 1
     for side in sides(split):
         assert (10 in side) == (24 in side)
         assert all((2 * unit in side) == (2 * unit + 1 in side) for unit in range(4))

@@ -253,7 +253,7 @@ def test_only_members_move_the_weights(corpus, folders, finished, tmp_path):
     rows = [json.loads(line) for line in corpus.read_text().splitlines()]
     for number, row in enumerate(rows):
         if text_hash(row["text"]) not in members:
-            row["text"] = f"quite another text number {number} in this place"
+            row["text"] = f"{number} is quite another text in this place"
     changed.write_text("".join(json.dumps(row) + "\n" for row in rows))
     again = adapt(small_request(changed, folders("llama"), tmp_path / "out"), Recorder())
     assert again.member_hashes == adapted.member_hashes
@@ -273,6 +273,22 @@ def test_near_duplicates_are_told_and_stay_together(corpus, folders, tmp_path):
     pair = {text_hash(first), text_hash(first.upper() + "!")}
     assert all(not (pair & side) or pair <= side for side in sides)
     assert not any(first in line for line in progress.notes)
+
+
+@pytest.mark.parametrize("template", ["{text}", "Letter: {text}"])
+def test_texts_that_train_alike_once_cut_stand_on_one_side(corpus, folders, tmp_path, template):
+    alike = [f"begins with the same words, and ends with {end}" for end in ("hope", "fear", "sleep", "rest")]
+    path = tmp_path / "alike.jsonl"
+    path.write_text(corpus.read_text() + "".join(json.dumps({"text": text}) + "\n" for text in alike))
+    progress = Recorder()
+    request = small_request(
+        path, folders("llama"), tmp_path / "out", template=TextTemplate(text=template, max_tokens=32)
+    )
+    adapted = adapt(dataclasses.replace(request, split=SplitSettings(heldout_fraction=0.5)), progress)
+    sides = [set(adapted.member_hashes), set(adapted.heldout_hashes)]
+    assert [len(side & set(map(text_hash, alike))) for side in sides] in ([4, 0], [0, 4])
+    assert (adapted.manifest.counts.merged_units, adapted.manifest.counts.merged_once_cut) == (3, 3)
+    assert any("3 of them only as they are cut" in note for note in progress.notes)
 
 
 def test_full_finetuning_in_bfloat16_adds_up_steps_too_small_for_it(corpus, folders, tmp_path):

@@ -53,6 +53,13 @@ def test_a_near_duplicate_of_a_member_is_named_once_with_its_member():
     assert compare_sets(members, nonmembers, threshold=0.67).near_duplicates == ()
 
 
+def test_texts_that_a_model_reads_alike_are_near_duplicates_whatever_follows():
+    members, nonmembers = TextSet.of("members", [f"{LONG} {OTHER}"]), TextSet.of("non-members", [OTHER, f"{LONG} x"])
+    assert compare_sets(members, nonmembers).near_duplicates == ()
+    (pair,) = compare_sets(members, nonmembers, read_texts=[LONG, OTHER, LONG]).near_duplicates
+    assert (pair.member_hash, pair.nonmember_hash) == (members.hashes[0], nonmembers.hashes[1])
+
+
 def test_near_duplicates_within_one_side_are_not_reported():
     members = TextSet.of("members", [LONG, ALMOST])
     found = compare_sets(members, TextSet.of("non-members", [OTHER]), threshold=0.5)

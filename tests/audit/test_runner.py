@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from fake_targets import Notes, WordScorer, fake_target, random_texts
+from tiny_models import build_tiny_model, byte_tokenizer
 
 from reticent.adaptation.template import TextTemplate
 from reticent.audit.artifacts import read_result
@@ -17,6 +18,7 @@ from reticent.audit.gathering import GatheringSettings
 from reticent.audit.http_retries import PatientClient
 from reticent.audit.remote import EndpointSettings, RemoteScorer
 from reticent.audit.runner import AuditRequest, run_audit
+from reticent.audit.scoring import ModelScorer
 from reticent.audit.targets import Target, TargetKind
 from reticent.corpus import text_hash
 from reticent.errors import AuditError
@@ -141,6 +143,17 @@ def test_near_duplicates_are_reported_before_anything_is_scored(tmp_path):
     assert "1 of 41 non-members nearly repeat a member" in result.warnings[1]
     (pair,) = result.data.near_duplicates
     assert (pair.member_hash, pair.nonmember_hash) == (text_hash(MEMBERS[0]), text_hash(near))
+
+
+def test_a_non_member_that_the_model_reads_as_it_read_a_member_is_reported(tmp_path):
+    module = build_tiny_model("llama")
+    scorers = [
+        ModelScorer(module, byte_tokenizer(), TextTemplate(text="Note: {text}", max_tokens=40), name) for name in "tr"
+    ]
+    twin = MEMBERS[7][:36] + " ended in quite another way, with other words that no model ever read"
+    result = run_audit(request(tmp_path, fake_target(*scorers), nonmembers=[*NONMEMBERS, twin]), Notes())
+    (pair,) = result.data.near_duplicates
+    assert (pair.member_hash, pair.nonmember_hash) == (text_hash(MEMBERS[7]), text_hash(twin))
 
 
 def test_repeats_within_a_set_count_once(tmp_path):

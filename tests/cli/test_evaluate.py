@@ -123,12 +123,13 @@ def test_two_evaluations_are_bit_equal(capsys, run, held_out, evaluated, tmp_pat
 def test_texts_of_the_corpus_are_refused_and_near_duplicates_left_out(capsys, run, corpus, tmp_path):
     mixed = write_texts(tmp_path / "mixed.jsonl", [*TEST, RECORDS[2]])
     assert_refused(capsys, ["evaluate", run, "--test", mixed, "--out", tmp_path / "a", *SMALL], "1 of 4 test texts")
-    near = write_texts(tmp_path / "near.jsonl", [*TEST, RECORDS[2] + "!"])
+    alike_once_cut = "more haste less speed in all that you do at any time"
+    near = write_texts(tmp_path / "near.jsonl", [*TEST, RECORDS[2] + "!", alike_once_cut])
     options = ["--corpus", corpus, "--study", "stability", "--json"]
     code, out, err = outcome(capsys, "evaluate", run, "--test", near, "--out", tmp_path / "b", *SMALL, *options)
     assert code == 0, err
     result = json.loads(out)
-    assert result["data"]["near_duplicates_left_out"] == 1
+    assert result["data"]["near_duplicates_left_out"] == 2
     assert result["data"]["test_texts"] == len(TEST)
     other = write_texts(tmp_path / "other.jsonl", ["something else altogether"])
     assert_refused(

@@ -12,6 +12,7 @@ from small_runs import NUM_RECORDS, NUM_WORLDS, Recording, Silent, assert_same_b
 from tiny_models import byte_tokenizer, save_tiny_model
 
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
+from reticent.adaptation.texts import encode_texts
 from reticent.errors import (
     CorpusError,
     InvalidValueError,
@@ -254,8 +255,8 @@ def test_merged_and_cut_records_are_told_and_recorded(tiny_llama_folder: Path, c
     training = TrainingSettings(batch_size=2, max_tokens=24)
     run = build_run(small_request(path, tiny_llama_folder, tmp_path / "run", training=training), progress)
     assert progress.notes == [
-        "1 units merged into others because their texts are near-duplicates",
         f"{NUM_RECORDS + 1} of {NUM_RECORDS + 2} records are longer than 24 tokens and were cut",
+        "1 units merged into others because their texts are near-duplicates",
     ]
     assert run.manifest.corpus is not None
     assert run.manifest.corpus.num_merged_units == 1
@@ -263,6 +264,27 @@ def test_merged_and_cut_records_are_told_and_recorded(tiny_llama_folder: Path, c
     assert run.manifest.corpus.num_units == NUM_RECORDS + 1
     record_members = run.membership().record_members
     np.testing.assert_array_equal(record_members[0], record_members[NUM_RECORDS])
+
+
+def test_records_that_train_alike_once_cut_are_in_the_same_worlds(
+    tiny_llama_folder: Path, corpus: Path, tmp_path: Path
+) -> None:
+    lines = corpus.read_text().splitlines()
+    head = "every letter of this clinic begins alike, "
+    path = tmp_path / "headed.jsonl"
+    tails = [json.loads(line)["text"] for line in lines[:3]]
+    path.write_text("\n".join([*lines, *(json.dumps({"text": head + tail}) for tail in tails)]) + "\n")
+    training = TrainingSettings(batch_size=2, max_tokens=32)
+    progress = Recording()
+    run = build_run(small_request(path, tiny_llama_folder, tmp_path / "run", training=training), progress)
+    record_members = run.membership().record_members
+    encoded = encode_texts(run.base().load_tokenizer(), [json.loads(line)["text"] for line in path.open()], 32)
+    same = [sequence.tolist() == encoded.sequences[-1].tolist() for sequence in encoded.sequences]
+    assert sum(same) == 3
+    assert len(np.unique(record_members[same], axis=0)) == 1
+    assert run.manifest.corpus is not None
+    assert (run.manifest.corpus.num_units, run.manifest.corpus.num_merged_once_cut) == (NUM_RECORDS + 1, 2)
+    assert any("2 of them only as they are cut for training" in note for note in progress.notes)
 
 
 def test_records_are_cut_to_the_models_context(corpus: Path, tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ class EpochRecord(_Record):
 class CountsRecord(_Record):
     """The texts by number. `truncated`, `unscored` and `tokens` are of members alone.
 
-    `merged_units` counts the units that were merged into others because their texts are near-duplicates.
+    `merged_units` counts the units that were merged into others because their texts are near-duplicates, and
+    `merged_once_cut` those of them whose texts are so only as they are cut for training.
     """
 
     members: int = Field(ge=1)
@@ -85,6 +86,7 @@ class CountsRecord(_Record):
     validation: int = Field(default=0, ge=0)
     skipped_blank: int = Field(default=0, ge=0)
     merged_units: int = Field(default=0, ge=0)
+    merged_once_cut: int = Field(default=0, ge=0)
     truncated: int = Field(default=0, ge=0)
     unscored: int = Field(default=0, ge=0)
     tokens: int = Field(default=0, ge=0)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent.adaptation.single_settings import SplitSettings
-from reticent.corpus import Record, group_units
+from reticent.corpus import Record, Units, group_units
 from reticent.errors import CorpusError
 
 _SPLIT_STREAM = 3
@@ -21,23 +21,30 @@ class Split:
         members: what the model is adapted on, int64.
         heldout: what the audit uses as non-members, int64.
         validation: what the validation loss is measured on, int64.
-        num_merged_units: how many units disappeared into another because texts in both are near-duplicates.
+        units: the partition of the records, no unit on two sides.
     """
 
     members: NDArray[np.int64]
     heldout: NDArray[np.int64]
     validation: NDArray[np.int64]
-    num_merged_units: int
+    units: Units
 
 
-def split_records(records: Sequence[Record], settings: SplitSettings) -> Split:
+def split_records(
+    records: Sequence[Record], settings: SplitSettings, trained_texts: Sequence[str] | None = None
+) -> Split:
     """Draw units in a public random order: first those held out, then validation, then members.
+
+    Args:
+        records: the records of a corpus.
+        settings: how many of them stand where.
+        trained_texts: what is trained on of each record, for `group_units`.
 
     Raises:
         CorpusError: fewer than two units are left after merging near-duplicates, or there are not enough records for
             what is asked.
     """
-    units = group_units(records)
+    units = group_units(records, trained_texts=trained_texts)
     positions = np.argsort(units.unit_of_record, kind="stable")
     sizes = np.bincount(units.unit_of_record)
     members_of_unit = np.split(positions, np.cumsum(sizes)[:-1])
@@ -60,7 +67,7 @@ def split_records(records: Sequence[Record], settings: SplitSettings) -> Split:
             )
     if not len(members):
         raise CorpusError(f"no record of {len(records)} is left to adapt on; hold out fewer or add records")
-    return Split(members, heldout, validation, units.merged)
+    return Split(members, heldout, validation, units)
 
 
 def _take(groups: list[NDArray[np.int64]], count: int) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:

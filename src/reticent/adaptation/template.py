@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
-from reticent.adaptation.texts import whole_documents
+from reticent.adaptation.texts import decoded_texts, whole_documents
 from reticent.errors import InvalidValueError
 
 TEXT_FIELD = "{text}"
@@ -128,6 +128,13 @@ def encode(
     encoded = {value: _encoder_ids(tokenizer, value, template.max_tokens) for value in dict.fromkeys(rendered)}
     documents = _documents(tokenizer, template, texts)
     return [_cut(ids, encoded[value], 0, template) for ids, value in zip(documents, rendered, strict=True)]
+
+
+def trained_texts(tokenizer: Any, template: TextTemplate, encoded: Sequence[EncodedText]) -> list[str]:
+    """What of each text is left once it is cut, without the template's surroundings and outer white space."""
+    before, _, after = template.text.partition(TEXT_FIELD)
+    decoded = decoded_texts(tokenizer, [text.token_ids for text in encoded])
+    return [text.strip().removeprefix(before.strip()).removesuffix(after.strip()).strip() for text in decoded]
 
 
 def padding_id(tokenizer: Any, num_embeddings: int) -> int:

@@ -30,6 +30,11 @@ class EncodedTexts:
         return len(self.offsets) - 1
 
     @property
+    def sequences(self) -> list[NDArray[np.int64]]:
+        """Each text's token ids, views of `tokens`."""
+        return np.split(self.tokens, self.offsets[1:-1])
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens in each text, int64[n]."""
         return np.diff(self.offsets)
@@ -85,6 +90,16 @@ def whole_documents(tokenizer: Any, texts: Sequence[str], *, add_end: bool = Tru
                 yield content[:-1]
             else:
                 yield content
+
+
+def decoded_texts(tokenizer: Any, sequences: Sequence[NDArray[np.int64]]) -> list[str]:
+    """What training sequences say, special tokens left out: what of a text is left once it is cut."""
+    return [tokenizer.decode(sequence.tolist(), skip_special_tokens=True) for sequence in sequences]
+
+
+def cut_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[str]:
+    """What is left of whole texts that are cut to `max_tokens`."""
+    return decoded_texts(tokenizer, [np.asarray(ids[:max_tokens]) for ids in whole_documents(tokenizer, texts)])
 
 
 def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:

@@ -42,9 +42,9 @@ from reticent.adaptation.techniques import (
     num_virtual_rows,
     positions_taken,
 )
-from reticent.adaptation.template import EncodedText, TextTemplate, encode, padding_id
+from reticent.adaptation.template import EncodedText, TextTemplate, encode, padding_id, trained_texts
 from reticent.adaptation.text_loss import TextLoss
-from reticent.corpus import Corpus, Record, read_corpus, text_hash
+from reticent.corpus import Corpus, Record, grouping_notes, read_corpus, text_hash
 from reticent.errors import CorpusError, InvalidValueError
 from reticent.models import BaseModel, resolve_base_model, usable_device
 from reticent.protocols import Progress
@@ -108,14 +108,8 @@ def adapt(request: AdaptRequest, progress: Progress, *, resume: bool = False) ->
     folder = WorkFolder(request.out, ADAPT_NAME, "adapted model")
     folder.check_free(resume)
     corpus = read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
-    split = split_records(corpus.records, request.split)
-    if split.num_merged_units:
-        progress.note(
-            f"{split.num_merged_units} units merged into others because their texts are near-duplicates; "
-            "they stand on one side of the split"
-        )
     base = resolve_base_model(request.model)
-    return _Adaptation(request, progress, folder, corpus, split, base, device).run()
+    return _Adaptation(request, progress, folder, corpus, base, device).run()
 
 
 class _Adaptation:
@@ -125,18 +119,19 @@ class _Adaptation:
         progress: Progress,
         folder: WorkFolder,
         corpus: Corpus,
-        split: Split,
         base: BaseModel,
         device: torch.device,
     ) -> None:
         self._request, self._progress, self._folder = request, progress, folder
-        self._corpus, self._split, self._base, self._device = corpus, split, base, device
+        self._corpus, self._base, self._device = corpus, base, device
         self._tokenizer = base.load_tokenizer()
         model = base.load(getattr(torch, request.training.dtype)).to(device)
         self._is_encoder_decoder = bool(model.config.is_encoder_decoder)
-        self._template, self._module = self._adapted(model)
-        self._members = self._encode(split.members)
-        self._validation = self._encode(split.validation)
+        self._split, self._template, self._module = self._adapted(model)
+        for note in grouping_notes(corpus, self._split.units):
+            progress.note(f"{note}; what is one unit stands on one side of the split")
+        self._members = self._encode(self._split.members, self._template)
+        self._validation = self._encode(self._split.validation, self._template)
         truncated = sum(text.truncated for text in self._members)
         if truncated:
             progress.note(
@@ -170,20 +165,33 @@ class _Adaptation:
         self._folder.tidy()
         return adapted
 
-    def _adapted(self, model: Any) -> tuple[TextTemplate, nn.Module]:
-        """The model with its technique on, and the template cut to what the model can hold."""
+    def _adapted(self, model: Any) -> tuple[Split, TextTemplate, nn.Module]:
+        """The split, the template cut to what the model can hold, and the model with its technique on."""
         request = self._request
         if request.is_in_context:
-            demonstrations = self._encode(self._split.members, request.template)
+            split = self._drawn_split(request.template)
+            demonstrations = self._encode(split.members, request.template)
             ids = [text.token_ids for text in demonstrations]
             module = attach_demonstrations(model, ids, self._tokenizer.bos_token_id)
-        else:
-            module = attach(model, request.technique, request.settings, seed=request.training.seed)
-        if request.training.gradient_checkpointing and not request.is_in_context:
+            return split, self._template_that_fits(model, module), module
+        module = attach(model, request.technique, request.settings, seed=request.training.seed)
+        if request.training.gradient_checkpointing:
             enable_gradient_checkpointing(module)
+        template = self._template_that_fits(model, module)
+        return self._drawn_split(template), template, module
+
+    def _drawn_split(self, template: TextTemplate) -> Split:
+        """Who is a member, after comparing texts whole and as the template cuts them."""
+        records = self._corpus.records
+        texts = [record.text for record in records]
+        encoded = encode(self._tokenizer, template, texts, is_encoder_decoder=self._is_encoder_decoder)
+        return split_records(records, self._request.split, trained_texts(self._tokenizer, template, encoded))
+
+    def _template_that_fits(self, model: Any, module: nn.Module) -> TextTemplate:
+        request = self._request
         limit = getattr(model.config, "max_position_embeddings", None)
         if limit is None or self._is_encoder_decoder:
-            return request.template, module
+            return request.template
         left = limit - positions_taken(module)
         if request.is_in_context and left < request.template.max_tokens:
             raise InvalidValueError(
@@ -196,13 +204,13 @@ class _Adaptation:
                 f"{request.technique} takes {positions_taken(module)} of the model's {limit} positions and leaves none "
                 "for a text; ask for fewer virtual tokens"
             )
-        return request.template.model_copy(update={"max_tokens": min(left, request.template.max_tokens)}), module
+        return request.template.model_copy(update={"max_tokens": min(left, request.template.max_tokens)})
 
-    def _encode(self, records: NDArray[np.int64], template: TextTemplate | None = None) -> list[EncodedText]:
+    def _encode(self, records: NDArray[np.int64], template: TextTemplate) -> list[EncodedText]:
         chosen: list[Record] = [self._corpus.records[record] for record in records]
         encoded = encode(
             self._tokenizer,
-            template or self._template,
+            template,
             [record.text for record in chosen],
             is_encoder_decoder=self._is_encoder_decoder,
         )
@@ -239,7 +247,7 @@ class _Adaptation:
         )
         if source.takes_one_by_one:
             self._progress.note(f"records are taken one at a time, which is slow: {source.takes_one_by_one}")
-        if request.unit_key is not None or self._split.num_merged_units:
+        if request.unit_key is not None or self._split.units.merged:
             self._progress.note("epsilon is for one record added or removed; records of one unit share no such bound")
         return source
 
@@ -262,7 +270,8 @@ class _Adaptation:
             heldout=len(self._split.heldout),
             validation=len(self._split.validation),
             skipped_blank=self._corpus.skipped_blank,
-            merged_units=self._split.num_merged_units,
+            merged_units=self._split.units.merged,
+            merged_once_cut=self._split.units.merged_once_cut,
             truncated=sum(text.truncated for text in self._members),
             tokens=sum(text.num_scored for text in self._members),
         )

@@ -3,7 +3,7 @@
 An attack's figure means something only if members and non-members differ in membership alone. A text in both sets is
 refused, since it has no label. A non-member that nearly repeats a member is scored and counted, since the model may
 have learned it from its twin; the report warns of it. What counts as near is `reticent.deduplication`'s Jaccard index
-of five-word shingles.
+of five-word shingles, of whole texts and of what is left of them where the model reads them cut.
 
 Only hashes leave this module: no message quotes a text.
 """
@@ -76,7 +76,12 @@ def refuse_shared_texts(members: TextSet, nonmembers: TextSet) -> None:
         )
 
 
-def compare_sets(members: TextSet, nonmembers: TextSet, threshold: float = NEAR_DUPLICATE_THRESHOLD) -> Overlap:
+def compare_sets(
+    members: TextSet,
+    nonmembers: TextSet,
+    threshold: float = NEAR_DUPLICATE_THRESHOLD,
+    read_texts: Sequence[str] | None = None,
+) -> Overlap:
     """Find what the two sets have nearly in common.
 
     Near-duplication is closed transitively, through texts of either set. Each non-member is named once, with the first
@@ -86,6 +91,7 @@ def compare_sets(members: TextSet, nonmembers: TextSet, threshold: float = NEAR_
         members: one side.
         nonmembers: the other side.
         threshold: least Jaccard index, in (0, 1].
+        read_texts: what a model reads of each text, members first, where it cuts them; compared as whole texts are.
 
     Raises:
         InvalidValueError: the threshold is outside (0, 1].
@@ -93,6 +99,8 @@ def compare_sets(members: TextSet, nonmembers: TextSet, threshold: float = NEAR_
     num_members = len(members.texts)
     sets = DisjointSets(num_members + len(nonmembers.texts))
     join_near_duplicates(sets, [*members.texts, *nonmembers.texts], threshold)
+    if read_texts is not None:
+        join_near_duplicates(sets, read_texts, threshold)
     # The smallest position stands for its set, and members come first.
     groups = tuple(sets.find(position) for position in range(num_members + len(nonmembers.texts)))
     pairs = tuple(

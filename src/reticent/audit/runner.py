@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from reticent._records import package_versions
+from reticent.adaptation.template import trained_texts
 from reticent.audit.artifacts import ScoreColumn, make_folder, write_result, write_scores
 from reticent.audit.attacks.evidence import Missing, Need
 from reticent.audit.attacks.registry import Attack
@@ -96,7 +97,7 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
     refuse_shared_texts(members, nonmembers)
     warnings = [*target.warnings]
     warnings += check_labels(members, nonmembers, target.member_hashes, target.heldout_hashes)
-    overlap = compare_sets(members, nonmembers)
+    overlap = compare_sets(members, nonmembers, read_texts=_read_texts(target, members, nonmembers))
     if overlap.near_duplicates:
         warnings.append(_near_duplicates_note(overlap, nonmembers))
         progress.note(warnings[-1])
@@ -242,10 +243,21 @@ def _training_warnings(found: Ingredients, members: TextSet) -> tuple[str, ...]:
     return () if warning is None else (warning,)
 
 
+def _read_texts(target: Target, members: TextSet, nonmembers: TextSet) -> list[str] | None:
+    """What the target reads of each text; None where nobody here knows, or no text is cut."""
+    scorer = target.scorer
+    if not isinstance(scorer, ModelScorer):
+        return None
+    encoded = scorer.encode((*members.texts, *nonmembers.texts))
+    if not any(text.truncated for text in encoded):
+        return None
+    return trained_texts(scorer.tokenizer, scorer.template, encoded)
+
+
 def _near_duplicates_note(overlap: Overlap, nonmembers: TextSet) -> str:
     return (
-        f"{len(overlap.near_duplicates)} of {len(nonmembers.texts)} non-members nearly repeat a member: what the model "
-        "learned from one it knows of the other"
+        f"{len(overlap.near_duplicates)} of {len(nonmembers.texts)} non-members nearly repeat a member, whole or as "
+        "the model reads them: what it learned from one it knows of the other"
     )
 
 

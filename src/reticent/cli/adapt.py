@@ -27,7 +27,11 @@ def adapt(
     ] = "smollm2-135m",
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
     unit_key: Annotated[
-        str | None, typer.Option(help="Key that names a record's owner; an owner's records stay on one side.")
+        str | None,
+        typer.Option(
+            help="Key that names a record's owner; an owner's records stay on one side. Names that differ by Unicode "
+            "form (NFKC) or outer white space alone are one owner."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
     heldout_count: Annotated[
@@ -162,7 +166,7 @@ def _rows(adapted: "AdaptedFolder") -> dict[str, str]:
         "technique": f"{manifest.technique}, {counts.trained_parameters:,} parameters",
         "members": f"{counts.members:,} records, {counts.tokens:,} tokens, {counts.truncated} cut",
         "held out, validation": f"{counts.heldout:,}, {counts.validation:,} records",
-        "merged near-duplicates": f"{counts.merged_units:,} units",
+        "merged near-duplicates": f"{counts.merged_units:,} units, {counts.merged_once_cut:,} of them once cut",
     }
     if manifest.epochs:
         last = manifest.epochs[-1]

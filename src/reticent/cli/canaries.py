@@ -26,7 +26,11 @@ def plant(
     ] = "1",
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
     unit_key: Annotated[
-        str | None, typer.Option(help="Key that names a record's owner; written as `unit`, and each canary gets one.")
+        str | None,
+        typer.Option(
+            help="Key that names a record's owner; written as `unit`, in Unicode form NFKC and without outer white "
+            "space, and each canary gets one."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
     seed: Annotated[int, typer.Option(help="Draws secrets, coins and places.")] = 0,

@@ -39,7 +39,11 @@ def build(
     worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 128,
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
     unit_key: Annotated[
-        str | None, typer.Option(help="Key that names a record's owner; an owner's records travel together.")
+        str | None,
+        typer.Option(
+            help="Key that names a record's owner; an owner's records travel together. Names that differ by Unicode "
+            "form (NFKC) or outer white space alone are one owner."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256,
@@ -208,7 +212,8 @@ def _print_manifest(folder: Path, manifest: "Manifest", as_json: bool) -> None:
     if corpus is not None:
         rows["records"] = f"{corpus.num_records:,} in {corpus.num_units:,} units, {corpus.num_tokens:,} tokens"
         rows["left out, cut, merged"] = (
-            f"{corpus.num_skipped_blank} blank, {corpus.num_truncated} cut, {corpus.num_merged_units} units merged"
+            f"{corpus.num_skipped_blank} blank, {corpus.num_truncated} cut, {corpus.num_merged_units} units merged "
+            f"({corpus.num_merged_once_cut} once cut)"
         )
     if training is not None:
         rows["training"] = f"{training.epochs} epoch(s), learning rate {training.learning_rate:g}, {training.dtype}"

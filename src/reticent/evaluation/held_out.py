@@ -4,6 +4,7 @@ A text of the corpus is refused. A near-duplicate of one can be found only with 
 counted. Only hashes and counts leave this module.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,13 @@ class TestTexts:
 
 
 def read_test_texts(
-    run: RunDirectory, path: Path, *, text_key: str = "text", limit: int | None = None, corpus: Path | None = None
+    run: RunDirectory,
+    path: Path,
+    *,
+    text_key: str = "text",
+    limit: int | None = None,
+    corpus: Path | None = None,
+    cut: Callable[[Sequence[str]], list[str]] | None = None,
 ) -> TestTexts:
     """Read test texts and hold them against the corpus of a run.
 
@@ -49,6 +56,7 @@ def read_test_texts(
         text_key: key or column of the text, here and in the corpus.
         limit: read at most so many.
         corpus: the run's own corpus, to look for near-duplicates.
+        cut: what is left of texts where the models read them; near-duplicates are looked for among these as well.
 
     Raises:
         CorpusError: a file cannot be read, a test text is in the corpus, or `corpus` is not the run's.
@@ -68,7 +76,7 @@ def read_test_texts(
     if corpus is None:
         warnings.append(NEAR_DUPLICATES_NOT_SOUGHT)
         return TestTexts(texts.texts, texts.hashes, texts.num_repeats, None, tuple(warnings))
-    near = _near_duplicates(run, texts, corpus, text_key, trained_on)
+    near = _near_duplicates(run, texts, corpus, text_key, trained_on, cut)
     kept = [(text, value) for text, value in zip(texts.texts, texts.hashes, strict=True) if value not in near]
     if near:
         warnings.append(f"{len(near)} test texts nearly repeat texts of the corpus and were left out")
@@ -89,7 +97,12 @@ def _record_hashes(run: RunDirectory) -> frozenset[str] | None:
 
 
 def _near_duplicates(
-    run: RunDirectory, texts: TextSet, corpus: Path, text_key: str, trained_on: frozenset[str] | None
+    run: RunDirectory,
+    texts: TextSet,
+    corpus: Path,
+    text_key: str,
+    trained_on: frozenset[str] | None,
+    cut: Callable[[Sequence[str]], list[str]] | None,
 ) -> frozenset[str]:
     records = [record.text for record in read_corpus(corpus, text_key=text_key).records]
     if trained_on is not None:
@@ -99,5 +112,7 @@ def _near_duplicates(
                 f"{corpus} holds {len(set(records))} of the {len(trained_on)} texts that {run.folder} was built on; "
                 "give the corpus of this run"
             )
-    found = compare_sets(TextSet.of("corpus", records), texts)
+    trained = TextSet.of("corpus", records)
+    read_texts = None if cut is None else cut([*trained.texts, *texts.texts])
+    found = compare_sets(trained, texts, read_texts=read_texts)
     return frozenset(pair.nonmember_hash for pair in found.near_duplicates)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from reticent._files import atomic_write_bytes, sha256_of_file
 from reticent._records import package_versions
-from reticent.adaptation.texts import encode_texts
+from reticent.adaptation.texts import cut_texts, encode_texts
 from reticent.decoding.votes import Decoder
 from reticent.ensemble.forward import batched_decoder
 from reticent.ensemble.teacher_forced import TeacherForcing
@@ -35,7 +36,7 @@ from reticent.evaluation.utility import BUDGETS, Utility, UtilitySettings, utili
 from reticent.evaluation.verdict import verdict_warnings
 from reticent.evaluation.vote_casting import CastingRequest, VoteSettings, cast_vote_tensor
 from reticent.evaluation.vote_tensor import VoteTensor
-from reticent.models import usable_device
+from reticent.models import BaseModel, usable_device
 from reticent.pac.laws import ReleaseLaw
 from reticent.protocols import Progress
 from reticent.worlds.collection import RunDirectory
@@ -127,10 +128,18 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
     settings = request.utility
     _check_output(request.out)
     run = RunDirectory.open(request.run)
-    texts = read_test_texts(run, request.test, text_key=request.text_key, limit=request.limit, corpus=request.corpus)
+    base = run.base(request.model)
+    texts = read_test_texts(
+        run,
+        request.test,
+        text_key=request.text_key,
+        limit=request.limit,
+        corpus=request.corpus,
+        cut=partial(cut_texts, base.load_tokenizer(), max_tokens=_num_read(request, run)),
+    )
     for warning in texts.warnings:
         progress.note(f"warning: {warning}")
-    tensor, vocab_size, max_tokens, truncated = _votes(request, run, texts, progress)
+    tensor, vocab_size, max_tokens, truncated = _votes(request, run, base, texts, progress)
     found = _studies(request, run, settings, tensor, vocab_size, progress)
     verdicts = verdict_warnings(found.get("utility", ()))
     for warning in verdicts:
@@ -168,11 +177,17 @@ def _check_output(out: Path) -> None:
         raise StorageError(f"cannot make {out}: {error.strerror}; choose another --out") from error
 
 
+def _num_read(request: EvaluateRequest, run: RunDirectory) -> int:
+    """The most tokens of a text that both the worlds were trained on and the votes are cast on."""
+    trained = run.manifest.training
+    limits = [request.max_tokens, trained.max_tokens if trained else None]
+    return min((limit for limit in limits if limit), default=DEFAULT_MAX_TOKENS)
+
+
 def _votes(
-    request: EvaluateRequest, run: RunDirectory, texts: TestTexts, progress: Progress
+    request: EvaluateRequest, run: RunDirectory, base: BaseModel, texts: TestTexts, progress: Progress
 ) -> tuple[VoteTensor, int, int, int]:
     """The votes, the size of the vocabulary, the length limit, and how many texts it cut."""
-    base = run.base(request.model)
     trained = run.manifest.training
     dtype = request.dtype or run.dtype
     decoder = batched_decoder(base.load(dtype).to(usable_device(request.device)))

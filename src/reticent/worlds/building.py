@@ -21,8 +21,8 @@ from reticent.adaptation.fusing import chooses_to_fuse, keeps_fusing
 from reticent.adaptation.multiworld import MultiWorldTrainer, TrainedWorlds
 from reticent.adaptation.schedule import Schedule, make_schedule
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
-from reticent.adaptation.texts import EncodedTexts, encode_texts
-from reticent.corpus import Corpus, Units, corpus_hash, group_units, read_corpus, units_hash
+from reticent.adaptation.texts import EncodedTexts, decoded_texts, encode_texts
+from reticent.corpus import Corpus, Units, corpus_hash, group_units, grouping_notes, read_corpus, units_hash
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.forward import BatchedDecoder, batched_decoder
 from reticent.models import BaseModel, BaseRecord, resolve_base_model, usable_device
@@ -93,20 +93,21 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
     device = usable_device(request.device)
     _folder(request).check_free(resume)
     corpus = read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
-    units = group_units(corpus.records)
-    if units.merged:
-        progress.note(f"{units.merged} units merged into others because their texts are near-duplicates")
     base = resolve_base_model(request.model)
     decoder = batched_decoder(base.load(getattr(torch, request.training.dtype)).to(device))
     max_tokens = min(request.training.max_tokens, decoder.architecture.context_length)
+    tokenizer = base.load_tokenizer()
     texts = encode_texts(
-        base.load_tokenizer(),
+        tokenizer,
         [record.text for record in corpus.records],
         max_tokens,
         sources=[record.source for record in corpus.records],
     )
     if texts.num_truncated:
         progress.note(f"{texts.num_truncated} of {len(texts)} records are longer than {max_tokens} tokens and were cut")
+    units = group_units(corpus.records, trained_texts=decoded_texts(tokenizer, texts.sequences))
+    for note in grouping_notes(corpus, units):
+        progress.note(note)
     return _Build(request, progress, corpus, units, base, decoder, texts).run()
 
 
@@ -135,6 +136,8 @@ class _Build:
             num_records=len(corpus.records),
             num_units=units.num_units,
             num_merged_units=units.merged,
+            num_merged_once_cut=units.merged_once_cut,
+            num_respelled_units=corpus.respelled_units,
             num_truncated=texts.num_truncated,
             num_skipped_blank=corpus.skipped_blank,
             num_tokens=len(texts.tokens),

@@ -29,6 +29,8 @@ class CorpusRecord(_Record):
     num_records: int
     num_units: int
     num_merged_units: int
+    num_merged_once_cut: int = 0
+    num_respelled_units: int = 0
     num_truncated: int
     num_skipped_blank: int
     num_tokens: int
