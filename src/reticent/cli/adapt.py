@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reticent.cli.output import console, facts, print_json
-from reticent.cli.worlds import DType
+from reticent.cli.worlds import DType, UnitKey
 from reticent.errors import InterruptedRunError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -26,13 +26,7 @@ def adapt(
         str, typer.Option(help="Base model: smollm2-135m, a folder, a .gguf file or a hub id.")
     ] = "smollm2-135m",
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
-    unit_key: Annotated[
-        str | None,
-        typer.Option(
-            help="Key that names a record's owner; an owner's records stay on one side. Names that differ by Unicode "
-            "form (NFKC) or outer white space alone are one owner."
-        ),
-    ] = None,
+    unit_key: UnitKey = None,
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
     heldout_count: Annotated[
         int | None, typer.Option(help="Hold out this many records as non-members for the audit.")

@@ -19,6 +19,13 @@ app = typer.Typer(help="Overlapping worlds: one adapter each over one frozen bas
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 BaseName = Annotated[str, typer.Option("--model", help="Base model: smollm2-135m, a folder, a .gguf file or a hub id.")]
+UnitKey = Annotated[
+    str | None,
+    typer.Option(
+        help="Key that names a record's owner; an owner's records stay together. Names that differ by Unicode form "
+        "(NFKC) or outer white space alone are one owner."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -38,13 +45,7 @@ def build(
     model: BaseName = "smollm2-135m",
     worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 128,
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
-    unit_key: Annotated[
-        str | None,
-        typer.Option(
-            help="Key that names a record's owner; an owner's records travel together. Names that differ by Unicode "
-            "form (NFKC) or outer white space alone are one owner."
-        ),
-    ] = None,
+    unit_key: UnitKey = None,
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256,
     preset: Annotated[
