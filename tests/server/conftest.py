@@ -108,6 +108,7 @@ def launcher(stack, parts, folder):
         decoder=Decoder.GUMBEL,
         on_exhausted=OnExhausted.REFUSE,
         log_texts=False,
+        refuse_seeds=False,
         database_url=None,
         **limits,
     ) -> Live:
@@ -126,7 +127,9 @@ def launcher(stack, parts, folder):
         tokenizer = copy.copy(parts.tokenizer)
         tokenizer.chat_template = chat_template
         decoding = DecodingSettings(decoder, STEP_BUDGET)
-        settings = ServerSettings("tiny", decoding, on_exhausted, log_texts, Limits(**limits))
+        settings = ServerSettings(
+            "tiny", decoding, on_exhausted, log_texts, Limits(**limits), refuse_seeds=refuse_seeds
+        )
         service = assemble(
             settings, "0123456789abcdef", int(time.time()), parts.ensemble, tokenizer, ledger, ledger.database
         )

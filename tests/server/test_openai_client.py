@@ -130,6 +130,24 @@ def test_a_template_that_refuses_is_the_clients_error(client):
         client.chat.completions.create(model="tiny", messages=[{"role": "developer", "content": "x"}])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_seed_is_refused_where_the_operator_refuses_it(live, stream):
+    server = live(refuse_seeds=True)
+    client = server.openai()
+    conversation = [{"role": "user", "content": "abc"}]
+    for seed in (0, 7):
+        for ask, asked in (
+            (client.completions, {"prompt": "abc"}),
+            (client.chat.completions, {"messages": conversation}),
+        ):
+            with pytest.raises(openai.BadRequestError, match="seed is refused") as caught:
+                ask.create(model="tiny", **asked, max_tokens=1, seed=seed, stream=stream)
+            assert (caught.value.param, caught.value.code) == ("seed", "seed_refused")
+    assert server.ledger.curator.state.tokens_released == 0
+    answer = client.completions.create(model="tiny", prompt="abc", max_tokens=1, seed=None)
+    assert answer.usage.completion_tokens == 1
+
+
 def test_seed_fixes_the_coins_and_nothing_private(client, server):
     for seed in (7, 7, -7):
         client.completions.create(model="tiny", prompt="abc", max_tokens=1, temperature=1, seed=seed)

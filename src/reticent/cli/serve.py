@@ -56,6 +56,9 @@ def serve(
     default_max_tokens: Annotated[
         int, typer.Option(help="Length of a chat answer whose request names none.")
     ] = _LIMITS.default_max_tokens,
+    refuse_seeds: Annotated[
+        bool, typer.Option("--refuse-seeds", help="Refuse clients' seeds, which make it cheap to probe for dissent.")
+    ] = False,
     log_texts: Annotated[
         bool, typer.Option("--log-texts", help="Write prompts and answers to the log. They may be personal data.")
     ] = False,
@@ -76,7 +79,9 @@ def serve(
         default_max_tokens=default_max_tokens,
     )
     decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates, release)
-    settings = ServerSettings(name or run.resolve().name, decoding, on_exhausted, log_texts, limits, drafts)
+    settings = ServerSettings(
+        name or run.resolve().name, decoding, on_exhausted, log_texts, limits, drafts, refuse_seeds
+    )
     _serve(run, settings, total_budget, database_url, host, port, model, dtype, device)
 
 

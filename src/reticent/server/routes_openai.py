@@ -67,7 +67,7 @@ async def get_model(model: str, request: Request, _: Generating) -> schemas.Mode
 async def complete(body: CompletionRequest, request: Request, key: Generating) -> Response:
     """Continue a prompt, or several."""
     service: Service = request.app.state.service
-    _require_model(service, body.model)
+    _require_served(service, body)
     prompts = await asyncio.to_thread(lambda: [service.prompts.encode(prompt) for prompt in _prompts(body)])
     asked = _asked(service, body, key, "cmpl", prompts, body.max_tokens, COMPLETION_TOKENS)
     return await _answer(request, service, body, asked, CompletionShape())
@@ -77,7 +77,7 @@ async def complete(body: CompletionRequest, request: Request, key: Generating) -
 async def chat(body: ChatCompletionRequest, request: Request, key: Generating) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    _require_model(service, body.model)
+    _require_served(service, body)
     prompt = await asyncio.to_thread(service.prompts.encode_chat, body.messages)
     max_tokens = body.max_completion_tokens or body.max_tokens
     default = service.settings.limits.default_max_tokens
@@ -87,6 +87,19 @@ async def chat(body: ChatCompletionRequest, request: Request, key: Generating) -
 
 def _model(service: Service) -> schemas.Model:
     return schemas.Model(id=service.settings.model_name, created=service.started, owned_by="reticent")
+
+
+def _require_served(service: Service, body: SamplingRequest) -> None:
+    """Refuse another model's name, and a seed where the operator refuses seeds."""
+    _require_model(service, body.model)
+    if body.seed is not None and service.settings.refuse_seeds:
+        raise ApiError(
+            400,
+            "seed is refused by this server's operator: with one seed the worlds vote alike each time, so repeating a "
+            "prompt would show whether they differ. Leave seed out.",
+            param="seed",
+            code="seed_refused",
+        )
 
 
 def _require_model(service: Service, name: str) -> None:

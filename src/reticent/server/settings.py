@@ -61,6 +61,7 @@ class ServerSettings:
         log_texts: whether prompts and answers are written to the log.
         limits: bounds on what clients may ask for.
         num_drafts: most tokens the public model guesses ahead for an answer; see `decoding.drafts`.
+        refuse_seeds: whether a request with a seed gets status 400.
     """
 
     model_name: str
@@ -69,6 +70,7 @@ class ServerSettings:
     log_texts: bool = False
     limits: Limits = field(default_factory=Limits)
     num_drafts: int = 0
+    refuse_seeds: bool = False
 
     def __post_init__(self) -> None:
         _validate.integer_in_range("drafts", self.num_drafts, 0)
