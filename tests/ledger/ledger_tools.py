@@ -60,19 +60,11 @@ class NoStore:
         pass
 
 
-def replayed(count, restarts=()):
-    """Tokens and state of a deployment that was never kept anywhere.
-
-    A curator that starts from a stored posterior normalises it anew, which moves its last bit; `restarts` says after
-    how many tokens that happened.
-    """
+def replayed(count):
+    """Tokens and state of a deployment that was never kept anywhere."""
     noise = ReplayableNoise()
     curator = Curator.for_experiments(CuratorState.initial(WORLDS, noise), NoStore(), noise)
-    tokens = []
-    for position in range(count):
-        if position in restarts:
-            curator = Curator.for_experiments(curator.state, NoStore(), noise)
-        tokens.append(curator.release_many([ballot(position)])[0].token)
+    tokens = [curator.release_many([ballot(position)])[0].token for position in range(count)]
     return tokens, curator.state
 
 

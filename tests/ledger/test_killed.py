@@ -34,7 +34,7 @@ def test_every_token_that_was_shown_is_charged_and_the_posterior_is_that_of_a_re
             assert int(word) not in shown
             shown[int(word)] = int(number)
 
-    tokens, expected = replayed(state.tokens_released, restarts=set(opened))
+    tokens, expected = replayed(state.tokens_released)
     assert_same(state, expected)
     assert (totals.releases, totals.units) == (state.tokens_released, state.tokens_released * charge_units(BUDGET))
     assert len(opened) >= ROUNDS * 3 // 4

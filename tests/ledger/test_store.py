@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,12 +80,29 @@ def test_restarts_and_batches_leave_the_history_of_a_deployment_that_never_stopp
             noise.position = ledger.curator.state.tokens_released
             tokens += [token.token for token in release(ledger, count, batch)]
             state = ledger.curator.state
-    expected_tokens, expected = replayed(16, restarts={2, 8})
+    expected_tokens, expected = replayed(16)
     assert tokens == expected_tokens
     assert_same(state, expected)
     with read_ledger(run_dir, keyring, url) as reader:
         assert_same(reader.state, expected)
         assert (reader.verify().releases, reader.verify().units) == (16, 16 * charge_units(BUDGET))
+
+
+def test_a_deployment_goes_on_after_a_token_of_tiny_mass(run_dir, keyring, url):
+    """Two worlds, the realised one and another, have mass 10^-9: log-likelihoods near 10^9 meet log-weights near 1."""
+    light = np.isin(np.arange(WORLDS), (3, 5)).astype(np.int64)
+    weights = np.full(WORLDS, (1 - 1e-9) / (WORLDS - 2))
+    weights[[3, 5]] = 0.3e-9, 0.7e-9
+    with open_ledger(run_dir, keyring, url) as ledger:
+        state = replace(after(ledger.curator.state), log_posterior=np.log(weights))
+        ledger.commit(state, [record()])
+    with open_ledger(run_dir, keyring, url) as ledger:
+        ledger.curator.release(light, 0.3, request="r", step=0)
+        left = ledger.curator.state
+    with open_ledger(run_dir, keyring, url) as ledger:
+        assert_same(ledger.curator.state, left)
+        np.testing.assert_allclose(np.exp(left.log_posterior[[3, 5]]), [0.3, 0.7], rtol=1e-12)
+        release(ledger, 3)
 
 
 def test_charges_past_64_bits_and_a_million_small_ones_add_up_exactly(run_dir, keyring, url):

@@ -2,14 +2,18 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from reticent.errors import InvalidValueError
+from reticent.pac.calibration import vote_weights
+from reticent.pac.mechanism import GaussianMechanism
 from reticent.pac.posterior import Posterior
+from reticent.randomness import SeededNoise
 
 
 def test_uniform():
@@ -117,8 +121,40 @@ def test_damaged_log_weights_are_refused(stored):
 
 @pytest.mark.parametrize("evidence", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf], [0.0], [0.0, 0.0, 0.0]])
 def test_impossible_evidence_is_refused(evidence):
-    with pytest.raises(InvalidValueError, match=r"log-likelihoods must have shape|largest updated log-weight"):
+    with pytest.raises(InvalidValueError, match=r"log-likelihoods must have shape|largest log-likelihood"):
         Posterior.uniform(2).updated(np.array(evidence))
+
+
+@pytest.mark.parametrize("evidence", [math.nan, math.inf])
+def test_evidence_that_is_no_number_is_refused_of_an_impossible_world_too(evidence):
+    certain = Posterior(np.array([0.0, -math.inf]))
+    with np.errstate(invalid="ignore"), pytest.raises(InvalidValueError, match="impossible world"):
+        certain.updated(np.array([0.0, evidence]))
+    np.testing.assert_array_equal(certain.updated(np.array([-1.0, 5.0])).weights, [1.0, 0.0])
+
+
+@given(
+    light=st.floats(1e-300, 0.5),
+    budget=st.floats(2.0**-40, 8.0),
+    seed=st.integers(0, 2**32 - 1),
+    from_the_light=st.booleans(),
+)
+@example(light=1e-9, budget=0.3, seed=0, from_the_light=True)
+def test_a_posterior_behind_a_token_of_tiny_mass_can_be_stored_and_is_exact(light, budget, seed, from_the_light):
+    """Compared with Bayes' rule in 60 digits, on the very likelihoods the mechanism gave."""
+    mechanism, index_M = GaussianMechanism(budget), np.array([0, 0, 1, 1])
+    before = Posterior(np.log([0.3 * light, 0.7 * light, (1.0 - light) / 2, (1.0 - light) / 2]))
+    calibration = mechanism.calibrate(vote_weights(index_M, before))
+    evidence = mechanism.release(index_M, calibration, 0 if from_the_light else 2, SeededNoise(seed)).log_likelihood
+    after = before.updated(evidence)
+    assert Posterior(after.log_weights).log_weights.tobytes() == after.log_weights.tobytes()
+    with mpmath.workdps(60):
+        exact = [mpmath.mpf(float(w)) + mpmath.mpf(float(e)) for w, e in zip(before.log_weights, evidence, strict=True)]
+        top = max(exact)
+        total = mpmath.log(mpmath.fsum(mpmath.exp(value - top) for value in exact))
+        for value, found in zip(exact, after.log_weights, strict=True):
+            expected = float(value - top - total)
+            assert math.isclose(found, expected, rel_tol=1e-13, abs_tol=1e-12)
 
 
 def test_repr_shows_no_weight():

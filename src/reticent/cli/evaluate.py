@@ -71,8 +71,7 @@ def _request(options: dict[str, Any]) -> "EvaluateRequest":
     from reticent.evaluation.run_evaluation import EvaluateRequest
     from reticent.evaluation.sessions import SessionSettings
     from reticent.evaluation.vote_casting import VoteSettings
-    from reticent.pac.accounting import parse_nats
-    from reticent.pac.calibration import validated_step_budget
+    from reticent.pac.accounting import parse_nats, validated_step_budget
 
     seed = _validate.integer_in_range("seed", options["seed"], 0)
     if options["max_tokens"] is not None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
+from reticent.pac.accounting import validated_step_budget
 from reticent.pac.laws import ReleaseLaw
 
 Logits = NDArray[np.floating]
@@ -43,7 +44,7 @@ class DecodingSettings:
 
     Attributes:
         decoder: greedy votes, or samples coupled through shared Gumbel noise.
-        step_budget: mutual information charged for each released token, b, in nats; positive and finite.
+        step_budget: mutual information charged for each released token, b, in nats; see `validated_step_budget`.
         temperature: divides the logits of the Gumbel decoder; positive and finite. Greedy votes do not depend on it.
         num_candidates: size k of the public model's candidate set; at least 1, and at most the vocabulary (checked
             when the ensemble is known).
@@ -66,7 +67,7 @@ class DecodingSettings:
         if not isinstance(self.release_law, ReleaseLaw):
             names = ", ".join(law.value for law in ReleaseLaw)
             raise InvalidValueError(f"release_law must be one of {names}, got {self.release_law!r}")
-        _validate.positive_finite("step_budget", self.step_budget)
+        validated_step_budget(self.step_budget)
         _validate.positive_finite("temperature", self.temperature)
         _validate.integer_in_range("num_candidates", self.num_candidates, 1)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.linalg import helmert
 
 from reticent.evaluation.divergence import phi
-from reticent.pac.calibration import validated_step_budget
+from reticent.pac.accounting import validated_step_budget
 from reticent.pac.laws import ReleaseLaw
 from reticent.pac.mechanism import Mechanism
 from reticent.randomness import NoiseSource

@@ -14,11 +14,24 @@ from dataclasses import dataclass
 from reticent._validate import integer_in_range, non_negative_finite, positive_finite
 from reticent.errors import BudgetExhaustedError, InvalidValueError
 
+MIN_STEP_BUDGET = 2.0**-128
+MAX_STEP_BUDGET = 2.0**10
 UNIT_BITS = 64
 NATS_PER_UNIT = 2.0**-UNIT_BITS
 
 _POWER_OF_TWO = re.compile(r"2\^([+-]?\d{1,5})", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?", re.ASCII)
+
+
+def validated_step_budget(step_budget: float) -> float:
+    """Return a step budget in nats if every release law can represent it: the one rule for what a token may cost.
+
+    Raises:
+        InvalidValueError: not a number in [`MIN_STEP_BUDGET`, `MAX_STEP_BUDGET`].
+    """
+    if not isinstance(step_budget, int | float) or not MIN_STEP_BUDGET <= step_budget <= MAX_STEP_BUDGET:
+        raise InvalidValueError(f"step_budget must lie between 2^-128 and 2^10 nats, got {step_budget!r}")
+    return float(step_budget)
 
 
 def charge_units(nats: float) -> int:

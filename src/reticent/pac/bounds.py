@@ -21,7 +21,7 @@ from fractions import Fraction
 from reticent import _validate
 from reticent.errors import InvalidValueError
 from reticent.pac._divergence import phi
-from reticent.pac.accounting import NATS_PER_UNIT, cap_units, charge_units
+from reticent.pac.accounting import NATS_PER_UNIT, cap_units, charge_units, validated_step_budget
 
 MEMBERSHIP_PRIOR = 0.5
 
@@ -139,7 +139,7 @@ def plan(
     if tokens is not None:
         tokens = _validate.integer_in_range("tokens", tokens, 1)
     if step_budget is not None:
-        step_budget = _validate.positive_finite("step_budget", step_budget)
+        step_budget = validated_step_budget(step_budget)
     if tokens is None or step_budget is None:
         assert half_success is not None
         total_units = cap_units(nats_for_success(half_success, MEMBERSHIP_PRIOR))

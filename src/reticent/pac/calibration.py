@@ -31,10 +31,8 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dsyevd
 
 from reticent.errors import InvalidValueError
+from reticent.pac.accounting import validated_step_budget
 from reticent.pac.posterior import Posterior
-
-MIN_STEP_BUDGET = 2.0**-128
-MAX_STEP_BUDGET = 2.0**10
 
 _RELATIVE_FLOOR = 2.0**-52
 _ABSOLUTE_FLOOR = 2.0**-104
@@ -95,17 +93,6 @@ def vote_weights(index_M: NDArray[np.int64], posterior: Posterior) -> NDArray[np
     """
     mass_A: NDArray[np.float64] = np.bincount(index_M, weights=posterior.weights)  # type: ignore[assignment]
     return mass_A
-
-
-def validated_step_budget(step_budget: float) -> float:
-    """Return a step budget in nats if its noise can be represented.
-
-    Raises:
-        InvalidValueError: not a number in [`MIN_STEP_BUDGET`, `MAX_STEP_BUDGET`].
-    """
-    if not isinstance(step_budget, int | float) or not MIN_STEP_BUDGET <= step_budget <= MAX_STEP_BUDGET:
-        raise InvalidValueError(f"step_budget must lie between 2^-128 and 2^10 nats, got {step_budget!r}")
-    return float(step_budget)
 
 
 def validated_vote_weights(vote_weights_A: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent.errors import InvalidValueError
-from reticent.pac.calibration import Calibration, calibrate, validated_step_budget
+from reticent.pac.accounting import validated_step_budget
+from reticent.pac.calibration import Calibration, calibrate
 from reticent.randomness import NoiseSource
 
 CalibrationT = TypeVar("CalibrationT")

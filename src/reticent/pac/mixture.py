@@ -34,7 +34,8 @@ from numpy.typing import NDArray
 
 from reticent.errors import InvalidValueError
 from reticent.pac._divergence import phi
-from reticent.pac.calibration import validated_step_budget, validated_vote_weights
+from reticent.pac.accounting import validated_step_budget
+from reticent.pac.calibration import validated_vote_weights
 from reticent.pac.mechanism import Release, require_world
 from reticent.randomness import NoiseSource
 

@@ -83,16 +83,20 @@ class Posterior:
             raise InvalidValueError(
                 f"log-likelihoods must have shape {self._log_weights.shape}, got {log_likelihood_M.shape}"
             )
-        log_weights = self._log_weights + log_likelihood_M
-        largest = float(log_weights.max())
+        largest = float(log_likelihood_M.max(where=self._log_weights > -math.inf, initial=-math.inf))
         if not -math.inf < largest < math.inf:
-            raise InvalidValueError(f"the largest updated log-weight must be finite, got {largest!r}")
-        weights = np.exp(log_weights - largest)
-        total = float(weights.sum())
-        log_weights -= largest + math.log(total)
-        weights /= total
+            raise InvalidValueError(f"the largest log-likelihood of a possible world must be finite, got {largest!r}")
+        # Each constant goes by itself, the likelihoods' first: behind a token of tiny mass they reach 10^9, where a sum
+        # with log-weights, or with the logarithm of the total, would lose the digits that make the weights add up.
+        log_weights = self._log_weights + (log_likelihood_M - largest)
+        log_weights -= float(log_weights.max())
+        total = float(np.exp(log_weights).sum())
+        if not total >= 1.0:
+            raise InvalidValueError("the log-likelihood of an impossible world is no number, or infinite")
+        log_weights -= math.log(total)
         successor = object.__new__(Posterior)
-        successor._freeze(log_weights, weights)
+        # The weights are those that the stored log-weights give, so that a restart moves no bit.
+        successor._freeze(log_weights, np.exp(log_weights))
         return successor
 
     def entropy(self) -> float:
