@@ -111,3 +111,11 @@ def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     fast.add_special_tokens({"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"})
     return fast
+
+
+def save_single_minded_model(folder: Path, token: int) -> None:
+    """A model that only ever writes `token`, whatever is trained below its vocabulary head."""
+    module = build_tiny_model("gptj")
+    module.lm_head.bias[token] = 1000.0
+    module.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)

@@ -42,6 +42,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+_GENERATION_FILES = ("generation_config.json", "config.json")
 _LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
 """What `transformers` raises for folders that are damaged, incomplete or of an unknown kind."""
 _GGUF_ERRORS = (
@@ -92,6 +93,25 @@ class BaseModel:
         """SHA-256 over the tokenizer's files, names included."""
         return _hash_files([p for name in TOKENIZER_FILES if (p := self.folder / name).is_file()])
 
+    @cached_property
+    def declared_ends(self) -> frozenset[int]:
+        """The end tokens of `generation_config.json`, or without that file of `config.json`.
+
+        Raises:
+            ModelError: the file says something else than a token id, several or none.
+        """
+        path = next((p for name in _GENERATION_FILES if (p := self.folder / name).is_file()), None)
+        if path is None:
+            return frozenset()
+        try:
+            ends = _DeclaredEnds.model_validate_json(path.read_bytes()).eos_token_id
+        except (OSError, pydantic.ValidationError):
+            raise ModelError(
+                f"base model {self.name!r}: eos_token_id cannot be read from {path}; it must be a token id, "
+                "a list of them, or null"
+            ) from None
+        return frozenset(() if ends is None else (ends,) if isinstance(ends, int) else ends)
+
     def load_tokenizer(self) -> Any:
         """The tokenizer, as `transformers` builds it."""
         from transformers import AutoTokenizer
@@ -123,6 +143,10 @@ class BaseModel:
             raise ModelError(f"base model {self.name!r} cannot be loaded from {self.folder}: {error}") from None
         _refuse_missing(self.name, found)
         return model.eval().requires_grad_(requires_grad=False)
+
+
+class _DeclaredEnds(pydantic.BaseModel):
+    eos_token_id: pydantic.StrictInt | list[pydantic.StrictInt] | None = None
 
 
 class BaseRecord(pydantic.BaseModel):

@@ -10,6 +10,7 @@ from tokenizers import processors
 from reticent.adaptation import texts as texts_module
 from reticent.adaptation.texts import encode_prompt, encode_texts
 from reticent.errors import CorpusError, InvalidValueError
+from reticent.models import PACKAGED_MODEL, resolve_base_model
 
 
 class StartsTexts:
@@ -101,15 +102,48 @@ def test_a_prompt_is_the_beginning_of_a_text() -> None:
     assert encode_prompt(StartsTexts(ends=True), "ab") == [BOS, *plain("ab")]
 
 
-@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), StartsTexts(), StartsTexts(ends=True)])
-def test_an_empty_prompt_starts_from_the_beginning_of_text(tokenizer) -> None:
+@pytest.mark.parametrize("tokenizer", [StartsTexts(), StartsTexts(ends=True)])
+def test_an_empty_prompt_starts_as_texts_do(tokenizer) -> None:
     assert encode_prompt(tokenizer, "") == [BOS]
 
 
-def test_an_empty_prompt_needs_a_beginning_of_text_token() -> None:
-    with pytest.raises(InvalidValueError, match="no beginning-of-text token; give some text"):
-        encode_prompt(without("bos_token"), "")
-    assert encode_prompt(without("bos_token"), "a") == plain("a")
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), without("bos_token")])
+def test_an_empty_prompt_is_refused_where_texts_begin_with_no_token_of_their_own(tokenizer) -> None:
+    with pytest.raises(InvalidValueError, match=r"no token to start from.* give the first words"):
+        encode_prompt(tokenizer, "")
+    assert encode_prompt(tokenizer, "a") == plain("a")
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), StartsTexts(), StartsTexts(ends=True), without("bos_token")])
+@pytest.mark.parametrize("text", ["ab", "<bos>Hi", "<bos><bos>Hi", "so<eos>", "<bos>so<eos>", "a<eos>b", "a<bos>b"])
+def test_a_prompt_is_what_training_reads_of_the_same_words(tokenizer, text) -> None:
+    [trained] = sequences(encode_texts(tokenizer, [text], 64))
+    prompt = encode_prompt(tokenizer, text)
+    # A text is closed in training, unless it closes itself.
+    assert prompt in (trained, trained[:-1])
+    assert (prompt == trained) == text.endswith("<eos>")
+
+
+def test_no_beginning_is_doubled_and_a_prompts_own_end_stays() -> None:
+    hi = plain("Hi")
+    for tokenizer in (StartsTexts(), StartsTexts(ends=True)):
+        assert encode_prompt(tokenizer, "<bos>Hi") == [BOS, *hi]
+        assert encode_prompt(tokenizer, "Hi<eos>") == [BOS, *hi, EOS]
+    assert encode_prompt(byte_tokenizer(), "Hi<eos>") == [*hi, EOS]
+
+
+def test_a_text_that_closes_itself_is_closed_once() -> None:
+    for tokenizer in (byte_tokenizer(), StartsTexts(), StartsTexts(ends=True)):
+        [tokens] = sequences(encode_texts(tokenizer, ["ab<eos>"], 16))
+        assert tokens.count(EOS) == 1
+
+
+def test_prompts_of_the_packaged_model() -> None:
+    tokenizer = resolve_base_model(PACKAGED_MODEL).load_tokenizer()
+    ends_a_turn = encode_prompt(tokenizer, "Thank you<|im_end|>")
+    assert ends_a_turn == [*encode_prompt(tokenizer, "Thank you"), tokenizer.eos_token_id]
+    with pytest.raises(InvalidValueError, match="no token to start from"):
+        encode_prompt(tokenizer, "")
 
 
 def test_a_tokenizer_with_one_token_for_both_ends_keeps_its_beginning() -> None:

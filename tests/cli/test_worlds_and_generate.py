@@ -73,7 +73,9 @@ def test_generated_tokens_are_charged_and_go_on_from_the_same_state(capsys, run)
     assert first["half_success"] == pytest.approx(attack_success(first["nats_charged"], 0.5))
     assert first["world_success"] == pytest.approx(attack_success(first["nats_charged"], 0.25))
 
-    second = result_of(capsys, "generate", run, "--max-tokens", 3, "--step-budget", "2^-12", "--decoder", "greedy")
+    second = result_of(
+        capsys, "generate", run, "--prompt", "the", "--max-tokens", 3, "--step-budget", "2^-12", "--decoder", "greedy"
+    )
     spent = first["nats_charged"] + second["nats_charged"]
     assert second["nats_charged_in_all"] == spent
     shown = result_of(capsys, "state", "show", run)
@@ -84,12 +86,14 @@ def test_generated_tokens_are_charged_and_go_on_from_the_same_state(capsys, run)
 def test_the_release_law_is_chosen_for_each_call_and_changes_no_charge(capsys, run):
     spent = 0.0
     for law in ("mixture", "gaussian", "mixture"):
-        result = result_of(capsys, "generate", run, "--release", law, "--max-tokens", 4, "--step-budget", "2^-6")
+        result = result_of(
+            capsys, "generate", run, "--prompt", "the", "--release", law, "--max-tokens", 4, "--step-budget", "2^-6"
+        )
         assert result["release"] == law
         assert result["nats_charged"] == result["tokens"] * 2.0**-6
         spent += result["nats_charged"]
         assert result["nats_charged_in_all"] == spent
-    assert result_of(capsys, "generate", run, "--max-tokens", 1)["release"] == "gaussian"
+    assert result_of(capsys, "generate", run, "--prompt", "the", "--max-tokens", 1)["release"] == "gaussian"
     code, _, err = outcome(capsys, "generate", run, "--release", "laplace")
     assert code == 2
     assert "mixture" in err
@@ -104,24 +108,38 @@ def test_text_comes_on_standard_output_and_facts_after_it(capsys, run):
 
 
 def test_a_seed_fixes_the_coins_alone(capsys, run):
-    key = [result_of(capsys, "generate", run, "--max-tokens", 1, "--seed", seed)["coin_key"] for seed in (3, 3, 4)]
+    key = [
+        result_of(capsys, "generate", run, "--prompt", "the", "--max-tokens", 1, "--seed", seed)["coin_key"]
+        for seed in (3, 3, 4)
+    ]
     assert key[0] == key[1] != key[2]
 
 
 def test_the_cap_stops_generation_and_stays(capsys, run):
     code, out, err = outcome(
-        capsys, "generate", run, "--max-tokens", 9, "--step-budget", "2^-4", "--total-budget", "0.13", "--json"
+        capsys,
+        "generate",
+        run,
+        "--prompt",
+        "the",
+        "--max-tokens",
+        9,
+        "--step-budget",
+        "2^-4",
+        "--total-budget",
+        "0.13",
+        "--json",
     )
     assert code == 2
     assert json.loads(out)["tokens"] == 2
     assert json.loads(out)["stopped_by"] == "budget"
     assert "budget" in err
     assert result_of(capsys, "state", "show", run)["nats_charged"] == 0.125
-    assert_refused(capsys, ["generate", run, "--total-budget", "1"], "total-budget", "0.13")
+    assert_refused(capsys, ["generate", run, "--prompt", "the", "--total-budget", "1"], "total-budget", "0.13")
 
 
 def test_reset_needs_to_be_meant(capsys, run):
-    result_of(capsys, "generate", run, "--max-tokens", 1)
+    result_of(capsys, "generate", run, "--prompt", "the", "--max-tokens", 1)
     assert_refused(capsys, ["state", "reset", run], "--void-guarantee")
     assert outcome(capsys, "state", "reset", run, "--void-guarantee", "--yes")[0] == 0
     assert_refused(capsys, ["state", "show", run])
@@ -219,13 +237,16 @@ def test_an_output_that_exists_is_left_alone(capsys, run, corpus, tiny_llama_fol
     ],
 )
 def test_bad_generate_options_are_named_and_nothing_is_charged(capsys, run, options, words):
-    assert_refused(capsys, ["generate", run, *options], *words)
+    assert_refused(capsys, ["generate", run, "--prompt", "the", *options], *words)
     code, out, _ = outcome(capsys, "state", "show", run, "--json")
     assert code == 2 or json.loads(out)["tokens"] == 0
 
 
-def test_an_empty_prompt_starts_a_text(capsys, run):
-    assert result_of(capsys, "generate", run, "--max-tokens", 2)["tokens"] >= 1
+def test_an_empty_prompt_says_why_there_is_nothing_to_start_from(capsys, run):
+    # The tiny tokenizer knows a beginning-of-text token and puts none before a text, as SmolLM2's.
+    assert_refused(capsys, ["generate", run], "prompt is empty", "beginning-of-text", "first words")
+    # Nothing was drawn for it.
+    assert outcome(capsys, "state", "show", run)[0] == 2
 
 
 def test_runs_that_cannot_be_opened_say_why(capsys, run, tmp_path):

@@ -50,6 +50,7 @@ class Parts:
     ensemble: Any
     tokenizer: Any
     num_worlds: int
+    declared_ends: frozenset[int] = frozenset()
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +132,14 @@ def launcher(stack, parts, folder):
             "tiny", decoding, on_exhausted, log_texts, Limits(**limits), refuse_seeds=refuse_seeds
         )
         service = assemble(
-            settings, "0123456789abcdef", int(time.time()), parts.ensemble, tokenizer, ledger, ledger.database
+            settings,
+            "0123456789abcdef",
+            int(time.time()),
+            parts.ensemble,
+            tokenizer,
+            ledger,
+            ledger.database,
+            parts.declared_ends,
         )
         url = stack.enter_context(run_uvicorn(create_app(service, drain_seconds=10)))
         return Live(url, service, ledger, KeyTable(ledger.database))

@@ -1,7 +1,7 @@
 """What reaches the engine is in the model's vocabulary, however a client says it."""
 
 import pytest
-from tiny_models import byte_tokenizer
+from tiny_models import BOS, EOS, byte_tokenizer
 
 from reticent.server.errors import ApiError
 from reticent.server.prompts import Prompts
@@ -30,3 +30,19 @@ def test_a_token_the_model_has_no_embedding_for_is_the_clients_error(prompts):
             encode(prompt)
         assert (raised.value.status, raised.value.body["error"]["param"]) == (400, field)
     assert prompts.encode("hello there")
+
+
+def test_every_end_ends_an_answer():
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<|im_end|>"], special_tokens=True)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    [turn_end] = tokenizer("<|im_end|>")["input_ids"]
+    stops = Prompts(tokenizer, len(tokenizer), 64, None, declared_ends=[BOS]).stop_tokens
+    assert stops == {EOS, turn_end, BOS}
+
+
+def test_a_completions_prompt_is_encoded_as_training_texts_are(prompts):
+    assert prompts.encode("<bos><bos>Hi<eos>") == [BOS, *prompts.encode("Hi"), EOS]
+    with pytest.raises(ApiError, match="no token to start from") as raised:
+        prompts.encode("")
+    assert raised.value.body["error"]["param"] == "prompt"

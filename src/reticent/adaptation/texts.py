@@ -75,21 +75,17 @@ def whole_documents(tokenizer: Any, texts: Sequence[str], *, add_end: bool = Tru
     """Yield the token ids of each text, uncut, with the tokenizer's own special tokens around them.
 
     A beginning-of-text token stands there once, also where the text spells out another. The end-of-text token stands
-    there once if `add_end`, and otherwise not at all, also where the tokenizer adds it.
+    there once if `add_end`, and otherwise only where the text itself ends with it.
     """
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    tokenizer_adds_end = _adds_end(tokenizer)
     for start in range(0, len(texts), _ENCODE_AT_ONCE):
         # verbose: whoever cuts texts counts them, so the tokenizer need not warn of long ones.
         for ids in tokenizer(list(texts[start : start + _ENCODE_AT_ONCE]), verbose=False)["input_ids"]:
-            first = next((i for i, token in enumerate(ids) if token != begin), len(ids)) if begin is not None else 0
-            content = ids[max(0, first - 1) :]
-            has_end = end is not None and content[-1:] == [end]
-            if add_end and end is not None and not has_end:
-                yield [*content, end]
-            elif has_end and not add_end and (len(content) > 1 or begin != end):
-                yield content[:-1]
-            else:
-                yield content
+            own = ids[:-1] if tokenizer_adds_end else ids
+            first = next((i for i, token in enumerate(own) if token != begin), len(own)) if begin is not None else 0
+            content = own[max(0, first - 1) :]
+            yield [*content, end] if add_end and end is not None and content[-1:] != [end] else content
 
 
 def decoded_texts(tokenizer: Any, sequences: Sequence[NDArray[np.int64]]) -> list[str]:
@@ -103,16 +99,21 @@ def cut_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[str
 
 
 def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
-    """Encode the beginning of a text. An empty prompt becomes the beginning-of-text token.
+    """Encode the beginning of a text, as `whole_documents` begins one: the tokenizer's own special tokens, the text.
 
     Raises:
-        InvalidValueError: the prompt is empty and the model has no beginning-of-text token.
+        InvalidValueError: the prompt is empty, and texts begin with no special token that an answer could start from.
     """
-    ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
-    if ids and ids[-1] == tokenizer.eos_token_id != tokenizer.bos_token_id:
-        ids = ids[:-1]
-    if ids:
-        return ids
-    if tokenizer.bos_token_id is None:
-        raise InvalidValueError("the prompt is empty and this model has no beginning-of-text token; give some text")
-    return [tokenizer.bos_token_id]
+    ids = next(whole_documents(tokenizer, [prompt], add_end=False))
+    if not ids:
+        raise InvalidValueError(
+            "the prompt is empty, and this model has no token to start from: its tokenizer puts no beginning-of-text "
+            "token before a text, so the worlds were trained on none; give the first words"
+        )
+    return ids
+
+
+def _adds_end(tokenizer: Any) -> bool:
+    """Whether the tokenizer itself closes a text with the end-of-text token."""
+    closed, bare = (tokenizer("a", add_special_tokens=special, verbose=False)["input_ids"] for special in (True, False))
+    return bool(closed[-1:] == [tokenizer.eos_token_id] != bare[-1:])

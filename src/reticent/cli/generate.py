@@ -54,7 +54,9 @@ class Generation:
 
 def generate(
     run: RunDirectory,
-    prompt: Annotated[str, typer.Option(help="The text to continue; empty starts a new text.")] = "",
+    prompt: Annotated[
+        str, typer.Option(help="The text to continue. May be empty where the tokenizer begins texts with a token.")
+    ] = "",
     max_tokens: Annotated[int, typer.Option(help="Release at most this many tokens.")] = 64,
     step_budget: StepBudget = DEFAULT_STEP_BUDGET,
     total_budget: TotalBudget = None,
@@ -81,6 +83,7 @@ def generate(
     from reticent.adaptation.texts import encode_prompt
     from reticent.decoding.decoder import generate as release_tokens
     from reticent.decoding.votes import DecodingSettings
+    from reticent.end_tokens import end_tokens
     from reticent.randomness import PublicCoins
     from reticent.worlds.collection import RunDirectory as OpenRun
 
@@ -94,7 +97,7 @@ def generate(
         spent_before = curator.account.spent_units
         request = f"cli-{curator.state.tokens_released}"
         coins = PublicCoins.fresh() if seed is None else PublicCoins.from_seed(seed, 0)
-        stop = {tokenizer.eos_token_id} - {None}
+        stop = end_tokens(tokenizer, base.declared_ends)
         tokens = release_tokens(engine, prompt_tokens, settings, curator, coins, request, max_tokens, stop, drafts)
         generation, exhausted = Generation(), None
         try:
@@ -111,7 +114,7 @@ def generate(
 
 
 def _pieces(
-    tokens: "Iterator[GeneratedToken]", tokenizer: Any, stop: set[int], generation: Generation
+    tokens: "Iterator[GeneratedToken]", tokenizer: Any, stop: frozenset[int], generation: Generation
 ) -> Iterator[str]:
     """Text as it comes; keeps count in `generation`."""
     from reticent.decoding.text import TextDecoder, TextStream

@@ -131,5 +131,7 @@ def _serve(
         bound_to, why = permitted_host(host, KeyTable(ledger.database))
         if why is not None:
             notes.print(why, highlight=False)
-        service = assemble(settings, identity, int(time.time()), engine, tokenizer, ledger, ledger.database)
+        service = assemble(
+            settings, identity, int(time.time()), engine, tokenizer, ledger, ledger.database, base.declared_ends
+        )
         run_server(service, bound_to, port)

@@ -4,12 +4,13 @@ Safe to use from several threads. Encoding long prompts takes time: call it off 
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from reticent import _validate
 from reticent.adaptation.texts import encode_prompt
 from reticent.decoding.text import TextDecoder
+from reticent.end_tokens import end_tokens
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError
 from reticent.server.schemas import Message
@@ -23,19 +24,28 @@ class Prompts:
         vocab_size: number of token ids.
         context_length: most tokens of prompt and answer together.
         max_prompt_tokens: longest prompt, or None for what leaves room for one token.
+        declared_ends: the model's own end tokens.
 
     Attributes:
+        stop_tokens: all tokens that end an answer.
         decode: tokens to text, without special tokens.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, context_length: int, max_prompt_tokens: int | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        context_length: int,
+        max_prompt_tokens: int | None,
+        declared_ends: Collection[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._longest = min(max_prompt_tokens or context_length, context_length - 1)
         self._lock = threading.Lock()
         self.decode = TextDecoder(tokenizer)
-        self.stop_tokens: frozenset[int] = frozenset({tokenizer.eos_token_id} - {None})
+        self.stop_tokens = end_tokens(tokenizer, declared_ends)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt, given as text or as tokens.

@@ -1,5 +1,6 @@
 """What a running server consists of."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +72,7 @@ def assemble(
     tokenizer: Any,
     deployment: Deployment,
     database: Database,
+    declared_ends: Collection[int] = (),
 ) -> Service:
     """Put a server's parts together.
 
@@ -82,6 +84,7 @@ def assemble(
         tokenizer: of the base model.
         deployment: the open ledger.
         database: where that ledger lies, for keys and counts.
+        declared_ends: the model's own end tokens; see `models.BaseModel.declared_ends`.
 
     Raises:
         InvalidValueError: the settings do not fit the model.
@@ -113,7 +116,9 @@ def assemble(
         started=started,
         deployment=deployment,
         usage=usage,
-        prompts=Prompts(tokenizer, ensemble.vocab_size, ensemble.context_length, limits.max_prompt_tokens),
+        prompts=Prompts(
+            tokenizer, ensemble.vocab_size, ensemble.context_length, limits.max_prompt_tokens, declared_ends
+        ),
         keys=keys,
         meters=Meters(spending, charge_units(decoding.step_budget)),
         metrics=metrics,

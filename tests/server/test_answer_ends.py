@@ -1,0 +1,42 @@
+"""A model that only ever writes one token, which its generation configuration alone calls an end: answers have one."""
+
+import contextlib
+import json
+
+import pytest
+from cli.built_runs import build_small_run
+from server.conftest import Parts, launcher
+from tiny_models import BOS, EOS, byte_tokenizer, save_single_minded_model
+from worlds.small_runs import write_corpus
+
+from reticent.cli import main as cli
+from reticent.worlds.collection import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ends")
+    save_single_minded_model(folder / "base", BOS)
+    configuration = folder / "base" / "generation_config.json"
+    configuration.write_text(json.dumps(json.loads(configuration.read_text()) | {"eos_token_id": [EOS, BOS]}))
+    return build_small_run(write_corpus(folder / "notes.jsonl"), folder / "base", folder / "run", max_tokens=16)
+
+
+def test_generate_stops_at_an_end_that_the_model_declares(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    capsys.readouterr()
+    assert byte_tokenizer().eos_token_id == EOS
+    assert cli.main(["generate", str(run), "--prompt", "ab", "--max-tokens", "8", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["tokens"], result["stopped_by"], result["text"]) == (1, "end of text", "")
+
+
+def test_the_server_stops_at_an_end_that_the_model_declares(run, tmp_path):
+    opened = RunDirectory.open(run)
+    base = opened.base()
+    parts = Parts(opened.engine(base), base.load_tokenizer(), opened.manifest.num_worlds, base.declared_ends)
+    with contextlib.ExitStack() as stack:
+        server = launcher(stack, parts, tmp_path)()
+        answer = server.openai().completions.create(model="tiny", prompt="ab", max_tokens=8)
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason, answer.choices[0].text) == (1, "stop", "")
+    assert server.ledger.curator.state.tokens_released == 1
