@@ -9,7 +9,7 @@ TEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench experiments lint format lock clean
+.PHONY: help install demo test bench experiments docs lint format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ bench: $(INSTALLED) ## compare speed and memory with transformers and PEFT; see 
 experiments: $(INSTALLED) ## run every script of experiments/ in its small setting; see experiments/README.md
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m experiments $(EXPERIMENTS)
 
+docs: $(INSTALLED) ## build the documentation site into build/site; every link is checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+
 lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,7 +53,7 @@ format: $(INSTALLED) ## rewrite the code in the project's style
 lock: ## resolve pyproject.toml afresh and rewrite requirements.lock
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --upgrade setuptools -e ".[demo,dev,dp,postgresql,server]"
+	build/lock/bin/pip install --upgrade setuptools -e ".[demo,dev,docs,dp,postgresql,server]"
 	build/lock/bin/python scripts/refresh_lock.py requirements.lock
 	rm -rf build/lock
 

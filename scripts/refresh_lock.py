@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = "reticent"
-EXTRAS = {"demo", "dev", "dp", "postgresql", "server"}
+EXTRAS = {"demo", "dev", "docs", "dp", "postgresql", "server"}
 BUILD_TOOLS = {"setuptools"}
 HEADER = """\
 # Exact versions of the dependencies, with all extras, and all that they need. Written by `make lock`,
