@@ -18,11 +18,20 @@ from reticent.cli.deployment import (
     run_id,
 )
 from reticent.cli.output import notes
+from reticent.cli.serve_options import (
+    CONNECTIONS,
+    Addresses,
+    BodyTimeout,
+    HeadTimeout,
+    MaxConnections,
+    TrustedProxies,
+    WriteTimeout,
+)
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
 from reticent.pac.laws import ReleaseLaw
-from reticent.server.settings import Limits, OnExhausted, ServerSettings
+from reticent.server.settings import ConnectionLimits, Limits, OnExhausted, ServerSettings
 
 _LIMITS = Limits()
 
@@ -59,6 +68,12 @@ def serve(
     refuse_seeds: Annotated[
         bool, typer.Option("--refuse-seeds", help="Refuse clients' seeds, which make it cheap to probe for dissent.")
     ] = False,
+    max_connections: MaxConnections = CONNECTIONS.max_connections,
+    head_timeout: HeadTimeout = CONNECTIONS.head_seconds,
+    body_timeout: BodyTimeout = CONNECTIONS.body_seconds,
+    write_timeout: WriteTimeout = CONNECTIONS.write_seconds,
+    trusted_proxy: TrustedProxies = None,
+    log_addresses: Addresses = CONNECTIONS.addresses,
     log_texts: Annotated[
         bool, typer.Option("--log-texts", help="Write prompts and answers to the log. They may be personal data.")
     ] = False,
@@ -78,9 +93,24 @@ def serve(
         max_body_bytes=max_body_bytes,
         default_max_tokens=default_max_tokens,
     )
+    connections = ConnectionLimits(
+        max_connections,
+        head_timeout,
+        body_timeout,
+        write_timeout,
+        CONNECTIONS.trusted_proxies if trusted_proxy is None else tuple(trusted_proxy),
+        log_addresses,
+    )
     decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates, release)
     settings = ServerSettings(
-        name or run.resolve().name, decoding, on_exhausted, log_texts, limits, drafts, refuse_seeds
+        name or run.resolve().name,
+        decoding,
+        on_exhausted,
+        log_texts,
+        limits,
+        drafts,
+        refuse_seeds,
+        connections,
     )
     _serve(run, settings, total_budget, database_url, host, port, model, dtype, device)
 

@@ -11,7 +11,8 @@ from fastapi.openapi.utils import get_openapi
 from reticent import __version__
 from reticent.server import routes_openai, routes_operator
 from reticent.server.errors import install_error_handlers
-from reticent.server.middleware import AccessLog, BodyLimit
+from reticent.server.logs import log_loop_problem
+from reticent.server.middleware import AccessLog, RequestBody
 from reticent.server.service import Service
 
 DESCRIPTION = (
@@ -31,6 +32,7 @@ def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(log_loop_problem)
         service.batcher.start()
         try:
             yield
@@ -52,8 +54,9 @@ def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
     app.include_router(routes_openai.router)
     app.include_router(routes_operator.router)
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=service.settings.limits.max_body_bytes)
-    app.add_middleware(AccessLog, metrics=service.metrics)
+    limits, connections = service.settings.limits, service.settings.connections
+    app.add_middleware(RequestBody, max_bytes=limits.max_body_bytes, seconds=connections.body_seconds)
+    app.add_middleware(AccessLog, metrics=service.metrics, addresses=connections.addresses)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -6,12 +6,14 @@ right; they never repeat a prompt or a key.
 
 import logging
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 CLIENT_LEFT: Final = 499
 
@@ -27,8 +29,10 @@ class ApiError(Exception):
         kind: OpenAI's error type.
         param: the field at fault.
         code: OpenAI's machine-readable code.
-        retry_after: seconds after which the same request may succeed.
+        retry_after: seconds after which the same request may succeed. Without it, clients are told that asking again is
+            of no use, unless the server itself failed.
         headers: further headers.
+        reason: the cause as logs and metrics name it; the code unless given, or the status.
     """
 
     def __init__(
@@ -41,17 +45,38 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.reason = reason or code or _name_of(status)
         self.body = error_body(message, kind, param, code)
         self.headers = dict(headers or {})
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
+        elif status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.headers["X-Should-Retry"] = "false"
 
     def response(self) -> JSONResponse:
         """The response a client gets."""
         return JSONResponse(self.body, self.status, self.headers)
+
+    async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with this error, and name its reason in the request's log line."""
+        name_refusal(scope, self)
+        await self.response()(scope, receive, send)
+
+
+def name_refusal(scope: Scope, error: ApiError) -> None:
+    """Put an error's reason into the log line of its request."""
+    scope.get("state", {}).setdefault("log", {})["refusal"] = error.reason
+
+
+def _name_of(status: int) -> str:
+    try:
+        return HTTPStatus(status).name.lower()
+    except ValueError:
+        return "client_left" if status == CLIENT_LEFT else "refused"
 
 
 def error_body(
@@ -69,6 +94,7 @@ def budget_exhausted() -> ApiError:
         "Ask the operator: waiting does not help.",
         kind="insufficient_quota",
         code="insufficient_quota",
+        reason="budget",
     )
 
 
@@ -79,6 +105,7 @@ def quota_exhausted() -> ApiError:
         "This API key has used up its quota of tokens. Ask the operator for another quota: waiting does not help.",
         kind="insufficient_quota",
         code="insufficient_quota",
+        reason="quota",
     )
 
 
@@ -110,25 +137,65 @@ def internal_error() -> ApiError:
     )
 
 
+def head_too_slow(seconds: float) -> ApiError:
+    """The client did not send its request's head in time."""
+    return ApiError(
+        408,
+        f"The request's head did not arrive within {seconds:g} seconds.",
+        code="request_timeout",
+        retry_after=1,
+        reason="slow_head",
+    )
+
+
+def body_too_slow(seconds: float) -> ApiError:
+    """The client did not send its request's body in time."""
+    return ApiError(
+        408,
+        f"The request's body did not arrive within {seconds:g} seconds.",
+        code="request_timeout",
+        retry_after=1,
+        headers={"Connection": "close"},
+        reason="slow_body",
+    )
+
+
+def malformed_request() -> ApiError:
+    """What came is not HTTP/1.1."""
+    return ApiError(400, "What was sent is not a valid HTTP/1.1 request.", reason="malformed_http")
+
+
+def too_many_connections() -> ApiError:
+    """The connection is one too many."""
+    return ApiError(
+        503,
+        "This server has too many connections at the moment. Try again later.",
+        kind="server_error",
+        code="too_many_connections",
+        retry_after=2,
+        headers={"Connection": "close"},
+    )
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Give every error of the application the OpenAI shape."""
 
-    @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+    def respond(request: Request, error: ApiError) -> JSONResponse:
+        name_refusal(request.scope, error)
         return error.response()
 
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
+        return respond(request, error)
+
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         message, param = _first_problem(error.errors())
-        return ApiError(400, message, param=param).response()
+        return respond(request, ApiError(400, message, param=param))
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
-
-    @app.exception_handler(Exception)
-    async def defect(_: Request, __: Exception) -> JSONResponse:
-        return internal_error().response()
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return respond(request, ApiError(error.status_code, str(error.detail), headers=error.headers))
 
 
 def _first_problem(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

@@ -66,6 +66,8 @@ class Metrics:
             "ledger_failures", "Steps whose charges could not be written; their tokens stay hidden."
         )
         self._requests = self._counter("requests", "Requests since the start.", "route", "status")
+        self._refusals = self._counter("refusals", "Requests and connections refused or cut, by reason.", "reason")
+        self._connections = self._gauge("connections", "Connections, idle ones included.")
         self._step_seconds = self._histogram("step_seconds", "Time of one decode step for all answers in the batch.")
         self._prefill_seconds = self._histogram("prefill_seconds", "Time to read one prompt.")
         self._gauge("deployment_tokens", "Tokens released and charged over the deployment's life.").set_function(
@@ -107,6 +109,14 @@ class Metrics:
     def answered(self, route: str, status: int) -> None:
         """A request was answered."""
         self._requests.labels(route, str(status)).inc()
+
+    def refused(self, reason: str) -> None:
+        """A request or a connection was refused."""
+        self._refusals.labels(reason).inc()
+
+    def connected(self, change: int) -> None:
+        """A connection came (1) or went (-1)."""
+        self._connections.inc(change)
 
     def exposition(self) -> bytes:
         """The text format that Prometheus reads."""

@@ -1,29 +1,48 @@
-"""What wraps every request: an identifier and a log line, and a limit on the body."""
+"""What wraps every request: an identifier, a log line, and a body that is whole before the application sees it."""
 
+import asyncio
+import ipaddress
 import logging
-import secrets
 import time
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from reticent.server.errors import CLIENT_LEFT, ApiError
+from reticent.server.connections import OVER_LIMIT
+from reticent.server.errors import (
+    CLIENT_LEFT,
+    ApiError,
+    body_too_slow,
+    client_left,
+    internal_error,
+    name_refusal,
+    too_many_connections,
+)
+from reticent.server.logs import REQUEST_ID
 from reticent.server.metrics import Metrics
+from reticent.server.request_ids import REQUEST_ID_HEADER, request_id_of
+from reticent.server.settings import ClientAddresses
 
 logger = logging.getLogger("reticent.server")
 
 _UNKNOWN_ROUTE: Final = "other"
-_QUIET_ROUTES: Final = ("/healthz", "/readyz")
+_PROBES: Final = ("/healthz", "/readyz")
 _DISCARD_FACTOR: Final = 16
+_FIRST_REFUSAL: Final = 400
 
 
 class AccessLog:
-    """Names and counts each request and logs one line when it is over; routes add to `scope["state"]["log"]`."""
+    """Names and counts each request and logs one line when it is over; routes add to `scope["state"]["log"]`.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    The client's `X-Request-Id` names a request where it is well-formed. What the application fails to handle is logged
+    here, under that name, and answered with status 500.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, addresses: ClientAddresses) -> None:
         self._app = app
         self._metrics = metrics
+        self._addresses = addresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -31,47 +50,87 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), CLIENT_LEFT
-        fields: dict[str, Any] = {"request_id": f"req-{secrets.token_hex(12)}"}
+        fields: dict[str, Any] = {"request_id": request_id_of(Headers(scope=scope))}
         scope.setdefault("state", {})["log"] = fields
+        # Not set back: what the server says of this request afterwards is said in the same task.
+        REQUEST_ID.set(fields["request_id"])
 
         async def observed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = fields["request_id"]
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = fields["request_id"]
             await send(message)
 
         try:
-            await self._app(scope, receive, observed)
+            await self._serve(scope, receive, observed)
         except Exception:
-            status = 500
-            raise
+            if status != CLIENT_LEFT:
+                # The answer has begun. The server logs this, and closes the connection.
+                status = 500
+                raise
+            logger.exception("a request failed")
+            await internal_error().send(scope, receive, observed)
         finally:
-            route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
-            self._metrics.answered(route, status)
-            if route not in _QUIET_ROUTES:
-                milliseconds = round(1000 * (time.perf_counter() - started), 1)
-                logger.info("request", extra={"route": route, "status": status, "milliseconds": milliseconds, **fields})
+            self._note(scope, status, time.perf_counter() - started)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["state"].get(OVER_LIMIT) and scope["path"] not in _PROBES:
+            await too_many_connections().send(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request that is over, and log it."""
+        fields = scope["state"]["log"]
+        if status == CLIENT_LEFT:
+            name_refusal(scope, client_left())
+        named = {ClientAddresses.NEVER: False, ClientAddresses.ALWAYS: True}
+        if named.get(self._addresses, status >= _FIRST_REFUSAL):
+            fields["client"] = _address(scope)
+        route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
+        self._metrics.answered(route, status)
+        if "refusal" in fields:
+            self._metrics.refused(fields["refusal"])
+        if route not in _PROBES:
+            measured = {"route": route, "status": status, "milliseconds": round(1000 * seconds, 1)}
+            logger.info("request", extra=measured | fields)
 
 
-class BodyLimit:
-    """Reads a request's body before the application does, and refuses one that is too large with status 413.
+def _address(scope: Scope) -> str | None:
+    """The client's address; None where a proxy named something else."""
+    host = (scope.get("client") or ("",))[0]
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
+
+
+class RequestBody:
+    """Reads a request's body before the application does; refuses one that is too large (413) or too slow (408).
 
     A body that is not much too large is read to its end, since a client that is still writing would not see the answer.
+    The application never sees the body of a client that left before it was whole.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = await self._read(scope, receive)
-        if body is None:
-            await self._refusal().response()(scope, receive, send)
+        try:
+            async with asyncio.timeout(self._seconds):
+                body = await self._read(scope, receive)
+        except TimeoutError:
+            await body_too_slow(self._seconds).send(scope, receive, send)
+            return
+        except ApiError as refusal:
+            await refusal.send(scope, receive, send)
             return
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -80,26 +139,32 @@ class BodyLimit:
 
         await self._app(scope, replay, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body, or None where it is too large."""
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """The body.
+
+        Raises:
+            ApiError: it is too large, or the client left.
+        """
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared) > _DISCARD_FACTOR * self._max_bytes:
-            return None
+            raise self._too_large()
         chunks: list[bytes] = []
         size, more = 0, True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                break
+                raise client_left()
             size += len(message.get("body", b""))
             if size <= self._max_bytes:
                 chunks.append(message.get("body", b""))
             elif size > _DISCARD_FACTOR * self._max_bytes:
-                return None
+                raise self._too_large()
             more = message.get("more_body", False)
-        return b"".join(chunks) if size <= self._max_bytes else None
+        if size > self._max_bytes:
+            raise self._too_large()
+        return b"".join(chunks)
 
-    def _refusal(self) -> ApiError:
+    def _too_large(self) -> ApiError:
         return ApiError(
             413,
             f"The body is larger than the {self._max_bytes} bytes that are taken here.",

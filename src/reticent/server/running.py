@@ -2,6 +2,7 @@
 
 import logging
 import signal
+from dataclasses import replace
 from types import FrameType
 from typing import Final
 
@@ -10,6 +11,12 @@ import uvicorn
 from reticent.ledger.api_keys import KeyTable
 from reticent.server.app import create_app
 from reticent.server.auth import is_loopback
+from reticent.server.connections import (
+    ListeningServer,
+    guarded_protocol,
+    listening_sockets,
+    permitted_connections,
+)
 from reticent.server.logs import configure_logging
 from reticent.server.service import Service
 
@@ -43,12 +50,21 @@ def permitted_host(host: str, table: KeyTable) -> tuple[str, str | None]:
 
 
 def serve(service: Service, host: str, port: int) -> None:
-    """Serve until SIGTERM or SIGINT; answers at hand are then finished, for 30 seconds at most."""
-    configure_logging()
+    """Serve until SIGTERM or SIGINT; answers at hand are then finished, for 30 seconds at most.
+
+    Raises:
+        InvalidValueError: the address cannot be had, or this process may open too few files.
+    """
+    wanted = service.settings.connections
+    limits = replace(wanted, max_connections=permitted_connections(wanted.max_connections))
+    sockets = listening_sockets(host, port)
+    log_handler = configure_logging()
     config = uvicorn.Config(
         create_app(service, _DRAIN_SECONDS),
-        host=host,
-        port=port,
+        http=guarded_protocol(limits, service.metrics, limits.addresses),
+        ws="none",
+        backlog=1,
+        forwarded_allow_ips=list(limits.trusted_proxies),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -57,8 +73,17 @@ def serve(service: Service, host: str, port: int) -> None:
     for stop_signal in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal it stopped for once more at its end; by then there is nothing left to stop.
         signal.signal(stop_signal, _ignore)
-    logger.info("serving", extra={"host": host, "port": port, "model": service.settings.model_name})
-    uvicorn.Server(config).run()
+    logger.info(
+        "serving",
+        extra={
+            "host": host,
+            "port": sockets[0].getsockname()[1],
+            "model": service.settings.model_name,
+            "max_connections": limits.max_connections,
+        },
+    )
+    ListeningServer(config).run(sockets)
+    log_handler.report()
     logger.info("stopped", extra={"tokens_released": service.curator.state.tokens_released})
 
 

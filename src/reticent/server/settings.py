@@ -6,9 +6,11 @@ how the account is kept.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_network
 
 from reticent import _validate
 from reticent.decoding.votes import DecodingSettings
+from reticent.errors import InvalidValueError
 
 
 class OnExhausted(StrEnum):
@@ -49,6 +51,51 @@ class Limits:
             _validate.integer_in_range("max-prompt-tokens", self.max_prompt_tokens, 1)
 
 
+class ClientAddresses(StrEnum):
+    """Which log lines name the client's address, which is personal data in many places."""
+
+    NEVER = "never"
+    REFUSALS = "refusals"
+    """Lines about requests and connections that were refused."""
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Bounds on connections, in number and seconds; they protect the machine, not the secret.
+
+    Attributes:
+        max_connections: connections at one time, idle ones included.
+        head_seconds: time for a request's head to arrive, from the connection or the head's first byte on.
+        body_seconds: time for a request's body to arrive.
+        write_seconds: time for which an answer that its client does not read is kept.
+        trusted_proxies: addresses and networks whose `X-Forwarded-For` is believed.
+        addresses: which log lines name the client's address.
+
+    Raises:
+        InvalidValueError: a value that is not positive.
+    """
+
+    max_connections: int = 512
+    head_seconds: float = 10.0
+    body_seconds: float = 60.0
+    write_seconds: float = 60.0
+    trusted_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
+    addresses: ClientAddresses = ClientAddresses.REFUSALS
+
+    def __post_init__(self) -> None:
+        _validate.integer_in_range("max-connections", self.max_connections, 1)
+        for name in ("head", "body", "write"):
+            _validate.positive_finite(f"{name}-timeout", getattr(self, f"{name}_seconds"))
+        for proxy in self.trusted_proxies:
+            try:
+                ip_network(proxy)
+            except ValueError:
+                raise InvalidValueError(
+                    f"trusted-proxy must be an address or a network such as 10.0.0.0/8, got {proxy!r}"
+                ) from None
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """What a server serves, and how.
@@ -62,6 +109,7 @@ class ServerSettings:
         limits: bounds on what clients may ask for.
         num_drafts: most tokens the public model guesses ahead for an answer; see `decoding.drafts`.
         refuse_seeds: whether a request with a seed gets status 400.
+        connections: bounds on connections, and what is logged of clients.
     """
 
     model_name: str
@@ -71,6 +119,7 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     num_drafts: int = 0
     refuse_seeds: bool = False
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     def __post_init__(self) -> None:
         _validate.integer_in_range("drafts", self.num_drafts, 0)
