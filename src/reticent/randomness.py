@@ -2,7 +2,7 @@
 
 The two streams never meet. The secret S and the mechanism's noise come from a `NoiseSource`; in a deployment that is
 `SystemNoise`, which reads the operating system's generator and cannot be seeded. The decoder's coins come from
-`PublicCoins`, a pure function of a recorded key and a step, so that a third party can replay every vote.
+`PublicCoins`, a pure function of a recorded key and a step, so that a third party can draw those of every vote again.
 
 Contract:
 

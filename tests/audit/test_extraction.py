@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from rounding import clear_largest
 from scipy.stats import binomtest
 from tiny_models import BOS, EOS, build_tiny_model, byte_tokenizer
 
@@ -68,7 +69,9 @@ def test_greedy_continuations_are_those_of_a_naive_loop(technique):
     for prompt in ("abc", "the code is", "zz"):
         ids = prompt_ids(tokenizer, prompt)
         for _ in range(4):
-            ids.append(int(next_logits(module, ids).argmax()))
+            clear = clear_largest(next_logits(module, ids))
+            assert clear, "rounding decides this token: choose another prompt"
+            ids.append(clear[0])
         written = tokenizer.decode(ids[-4:]).lstrip()
         for secret in (written[:2], "~never~"):
             targets.append(ExtractionTarget(prompt, secret))

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scoring_oracle import TEXTS, assert_same_signals, begin_tokenizer, naive_causal, naive_decoder
+from scoring_oracle import (
+    TEXTS,
+    assert_same_signals,
+    assert_same_values,
+    begin_tokenizer,
+    naive_causal,
+    naive_decoder,
+)
 from tiny_models import ADAPTABLE_FAMILIES, BOS, EOS, FAMILIES, build_tiny_model, byte_tokenizer
 from torch import nn
 
@@ -102,14 +109,11 @@ def test_a_score_does_not_depend_on_the_batch_the_text_is_in(family: str) -> Non
     module = build_tiny_model(family)
     texts = [text for text in TEXTS if len(text) > 1]
     alone = [scorer_of(module).score([text])[0] for text in texts]
-    for batch_tokens in (1, 40, 4096):
-        for found, expected in zip(scorer_of(module, batch_tokens=batch_tokens).score(texts), alone, strict=True):
-            assert expected is not None
-            assert_same_signals(found, expected, 1e-5)
-    backwards = scorer_of(module).score(texts[::-1])[::-1]
-    for found, expected in zip(backwards, alone, strict=True):
-        assert expected is not None
-        assert_same_signals(found, expected, 1e-5)
+    batched = [scorer_of(module, batch_tokens=batch_tokens).score(texts) for batch_tokens in (1, 40, 4096)]
+    for signals in (*batched, scorer_of(module).score(texts[::-1])[::-1]):
+        for text, found, expected in zip(texts, signals, alone, strict=True):
+            assert_same_values(found, expected, 1e-5)
+            assert_same_signals(found, naive(module, scorer_of(module), text))
 
 
 def test_no_padded_position_is_scored() -> None:

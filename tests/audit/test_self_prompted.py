@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rounding import clear_largest
 from scoring_oracle import begin_tokenizer
 from tiny_models import EOS, build_tiny_model, byte_tokenizer, save_tiny_model
 
@@ -55,8 +56,18 @@ def target(technique: Technique | None, family: str = "llama", tokenizer: Any = 
     )
 
 
-def naive_text(module: Any, scorer: ModelScorer, beginning: str, number: int) -> str:
-    """The same draws from whole forward passes without a cache."""
+def assert_as_naive(written: str, module: Any, scorer: ModelScorer, beginning: str, number: int) -> bool:
+    """A text is what the naive loop writes, or begins so up to a choice rounding decides; whether it has none."""
+    expected, whole = naive_text(module, scorer, beginning, number)
+    if whole:
+        assert written == expected
+    else:
+        assert written.startswith(expected.rstrip("\ufffd"))
+    return whole
+
+
+def naive_text(module: Any, scorer: ModelScorer, beginning: str, number: int) -> tuple[str, bool]:
+    """The same draws from whole forward passes without a cache, up to the first that rounding decides; whether none."""
     (prompt,) = scorer.encode([beginning])
     ids = prompt.token_ids[: PROMPTING.prompt_tokens].tolist()
     generator = np.random.default_rng([PROMPTING.seed, number])
@@ -68,10 +79,13 @@ def naive_text(module: Any, scorer: ModelScorer, beginning: str, number: int) ->
             else:
                 source = torch.from_numpy(prompt.input_ids)[None]
                 logits = module(input_ids=source, labels=torch.tensor([[*ids, 0]])).logits[0, -1]
-        best = sorted(logits.argsort(descending=True)[:50].tolist())
-        noise = -np.log(-np.log(1.0 - _uniforms(generator, len(best))))
-        ids.append(best[int(np.argmax(logits[best].numpy() + noise))])
-    return scorer.tokenizer.decode(ids, skip_special_tokens=True)
+        best = clear_largest(logits.numpy(), 50)
+        noise = -np.log(-np.log(1.0 - _uniforms(generator, 50)))
+        first = best and clear_largest(logits[best].numpy() + noise)
+        if not first:
+            return scorer.tokenizer.decode(ids, skip_special_tokens=True), False
+        ids.append(best[first[0]])
+    return scorer.tokenizer.decode(ids, skip_special_tokens=True), True
 
 
 def _uniforms(generator: np.random.Generator, count: int) -> np.ndarray:
@@ -95,8 +109,12 @@ def test_the_target_writes_what_it_would_without_a_cache(technique: Any, family:
     progress = Silence()
     found = self_prompted_texts(scorer, BEGINNINGS, PROMPTING, TextStore(tmp_path / "w.jsonl"), progress)
     long_enough = [text for text in BEGINNINGS if len(text) + 1 > PROMPTING.prompt_tokens]
-    expected = [naive_text(module, scorer, long_enough[i % len(long_enough)], i) for i in range(PROMPTING.num_texts)]
-    assert found == expected
+    beginnings = [long_enough[i % len(long_enough)] for i in range(PROMPTING.num_texts)]
+    assert len(found) == len(beginnings)
+    num_whole = 0
+    for number, (written, beginning) in enumerate(zip(found, beginnings, strict=True)):
+        num_whole += assert_as_naive(written, module, scorer, beginning, number)
+    assert num_whole >= len(found) // 2
     assert all(text.startswith(long_enough[i % len(long_enough)][:6]) for i, text in enumerate(found))
     assert progress.done == progress.total
 
@@ -104,7 +122,7 @@ def test_the_target_writes_what_it_would_without_a_cache(technique: Any, family:
 def test_a_beginning_of_text_token_stands_once(tmp_path: Path) -> None:
     module, scorer = target(Technique.ICL, tokenizer=begin_tokenizer())
     found = self_prompted_texts(scorer, BEGINNINGS[:1], PROMPTING, TextStore(tmp_path / "w.jsonl"), Silence())
-    assert found[0] == naive_text(module, scorer, BEGINNINGS[0], 0)
+    assert_as_naive(found[0], module, scorer, BEGINNINGS[0], 0)
 
 
 def test_what_was_written_before_a_kill_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,6 @@
-"""Votes are replayable: the same tokens in a batch of the same shape give the same bits.
+"""The same batch in the same order gives the same bits; all else stays within rounding.
 
-What may change the last bits, and with them the vote of a world whose first two choices are nearly tied:
-
-- another number of contexts in a decode step;
-- reading a text as a prompt instead of decoding it token by token;
-- reading a prompt in another number of parts (`_PREFILL_TOKENS`), as its length decides.
-
-What may not: which contexts share the step (beyond their number), their order, and anything about the realised world.
+docs/architecture.md, "What is promised about bits", says what the same batch is and what may change the last bits.
 """
 
 import os
@@ -16,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from rounding import CLOSE
 from tiny_adapters import NUM_WORLDS, random_adapters
 from tiny_models import build_tiny_model
 
@@ -62,13 +57,12 @@ def test_another_process_gives_the_same_bits():
     assert runs[0] == runs[1] != ""
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_who_shares_a_step_and_in_which_order_does_not_matter(dtype):
-    engine = make_engine(dtype)
+def test_who_shares_a_step_and_in_which_order_changes_rounding_alone():
+    engine = make_engine(torch.float32)
     forward, backward = logits_of(engine, PROMPTS), logits_of(engine, PROMPTS[::-1])
-    assert (forward == backward[:, ::-1]).all()
+    np.testing.assert_allclose(backward[:, ::-1], forward, rtol=CLOSE, atol=CLOSE)
     others = logits_of(engine, (PROMPTS[0], [1, 2, 3, 4], [250]))
-    assert (forward[:, 0] == others[:, 0]).all()
+    np.testing.assert_allclose(others[:, 0], forward[:, 0], rtol=CLOSE, atol=CLOSE)
 
 
 def test_another_shape_stays_within_rounding():
@@ -76,9 +70,8 @@ def test_another_shape_stays_within_rounding():
     together = logits_of(engine, PROMPTS)
     for position, prompt in enumerate(PROMPTS):
         alone = logits_of(engine, (prompt,))
-        np.testing.assert_allclose(together[:, position], alone[:, 0], rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(together[:, position], alone[:, 0], rtol=CLOSE, atol=CLOSE)
 
 
 def _with_paths():
-
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

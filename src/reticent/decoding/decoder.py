@@ -48,7 +48,7 @@ def cast_votes(
     """Every world's vote for the token after `context`, int64[M].
 
     The public model fixes the candidates first; the coins of a step belong to its candidates in ascending id order, so
-    a third party with the coin key can replay every vote.
+    a third party with the coin key and the same logits can cast every vote again.
     """
     candidates_K = top_candidates(ensemble.public_logits(context), settings.num_candidates)
     world_logits_MK = ensemble.world_logits(context, candidates_K)

@@ -8,7 +8,7 @@ were computed beforehand.
 
 What is guaranteed. Votes, releases and charges are those of decoding without guesses, one after another; the law of
 the released tokens is the same. What is computed when is a function of released tokens, public coins and the public
-model. As with any change of a step's shape, rounding may differ in the last bits.
+model. A step of another shape may round the last bits of a logit otherwise, as docs/architecture.md says.
 """
 
 from collections.abc import Sequence

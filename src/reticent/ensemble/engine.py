@@ -63,7 +63,8 @@ class EngineContext:
 class Engine:
     """The public model and m worlds for next-token prediction; implements `reticent.protocols.ServedEnsemble`.
 
-    What is computed, and in which order, is a function of tokens alone.
+    What is computed, and in which order, is a function of tokens alone. The same contexts in the same order give the
+    same bits; another batch may round otherwise.
     """
 
     def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters, record_steps: bool | None = None) -> None:

@@ -4,7 +4,7 @@
     manifest.json   run, texts by hash, settings and versions; written last, so that the folder is complete or is not
 
 Coins are public: those of text i at position n are `PublicCoins.from_seed(coin_seed, i).gumbel(n, k)`, in ascending
-order of candidate ids, so every Gumbel vote can be replayed.
+order of candidate ids, so every Gumbel vote can be cast again from the same logits.
 
 Shape suffixes as in `vote_tensor`; J rows (public model, full-data adapter if any, worlds).
 """
