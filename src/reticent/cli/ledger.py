@@ -5,10 +5,10 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from reticent.cli.deployment import DatabaseUrl, RunDirectory, read_ledger
-from reticent.cli.output import bound_facts, console, facts, format_nats, print_json
+from reticent.cli.output import bound_facts, console, facts, format_nats, print_json, print_table
 
 if TYPE_CHECKING:
     from reticent.ledger.reading import Usage
@@ -57,7 +57,7 @@ def show(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = 
         )
     )
     if usage:
-        console.print(_usage_table(usage))
+        print_table(_usage_table(usage))
 
 
 @app.command("verify")
@@ -88,7 +88,7 @@ def export(run: RunDirectory, database_url: DatabaseUrl = None) -> None:
 
 
 def _usage_table(usage: "list[Usage]") -> Table:
-    table = Table("day (UTC)", "key", box=None, pad_edge=False)
+    table = Table("day (UTC)", Column("key", no_wrap=True), box=None, pad_edge=False)
     table.add_column("tokens", justify="right")
     for use in usage:
         table.add_row(use.day.isoformat(), use.key_id or "-", f"{use.tokens:,}")

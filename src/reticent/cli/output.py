@@ -11,9 +11,12 @@ from collections.abc import Mapping
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED, WORLD_QUESTION
+
+_WIDEST = 100_000
 
 console = Console()
 notes = Console(stderr=True)
@@ -65,6 +68,16 @@ def bound_facts(half_success: float, world_success: float, worlds: int) -> dict[
         WORLD_QUESTION: f"right at most {percent_at_most(world_success)} (a guess: {100 / worlds:.2f} %)",
         "not bounded": NOT_BOUNDED,
     }
+
+
+def print_table(table: Table) -> None:
+    """Write a table with every column whole: as wide as it needs in a pipe or file, folded in a terminal.
+
+    Columns that may not wrap are never cut, however narrow the terminal.
+    """
+    measured = Measurement.get(console, console.options.update(width=_WIDEST, markup=False), table)
+    wanted = max(console.width, measured.minimum) if console.is_terminal else measured.maximum
+    Console(file=console.file, width=wanted).print(table, markup=False, highlight=False, crop=False)
 
 
 def facts(rows: Mapping[str, str]) -> Table:

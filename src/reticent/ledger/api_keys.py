@@ -14,22 +14,23 @@ import hmac
 import secrets
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
-from sqlalchemy import Row, insert, inspect, select, update
+from sqlalchemy import Row, insert, select, update
 
 from reticent._validate import integer_in_range
-from reticent.errors import InvalidValueError, StorageError
+from reticent.errors import InvalidValueError, ReticentError, StorageError
 from reticent.ledger.database import Database
-from reticent.ledger.schema import api_keys
+from reticent.ledger.schema import api_keys, columns_of_keys, complete_keys
 
 _PREFIX: Final = "rtc"
 _ID_BYTES: Final = 6
 _SECRET_BYTES: Final = 32
 _SALT_BYTES: Final = 16
 _MAX_NAME: Final = 100
+_YEAR_10000: Final = 253_402_300_800
 
 
 class Scope(StrEnum):
@@ -52,6 +53,7 @@ class ApiKey:
         total_tokens: quota over the key's life, or None.
         created: seconds since 1970.
         revoked: seconds since 1970, or None.
+        expires: from then on it is refused; seconds since 1970, or None.
     """
 
     id: str
@@ -61,6 +63,28 @@ class ApiKey:
     total_tokens: int | None
     created: int
     revoked: int | None
+    expires: int | None = None
+
+    def has_expired(self, now: float) -> bool:
+        """Whether its time is over at `now`, seconds since 1970."""
+        return self.expires is not None and not now < self.expires
+
+    def is_live(self, now: float) -> bool:
+        """Whether it is accepted at `now`, seconds since 1970."""
+        return self.revoked is None and not self.has_expired(now)
+
+
+class KeyChanges(TypedDict, total=False):
+    """What may change in a key; see `ApiKey`."""
+
+    name: str
+    tokens_per_minute: int | None
+    total_tokens: int | None
+    expires: int | None
+
+
+class ExpiredKeyError(ReticentError):
+    """The key is right, and its time is over."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,26 +108,24 @@ class KeyTable:
         scopes: Collection[Scope],
         tokens_per_minute: int | None = None,
         total_tokens: int | None = None,
+        expires: int | None = None,
     ) -> tuple[ApiKey, str]:
         """Make a key; return it and its text, which is shown once and kept nowhere.
 
         Raises:
-            InvalidValueError: no name, no scope, or a quota below 1.
+            InvalidValueError: no name, no scope, a quota below 1, or an end that is not to come.
             StorageError: it cannot be written.
         """
-        if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
-            raise InvalidValueError(f"a key's name must have 1 to {_MAX_NAME} printable characters, got {name!r}")
         if not scopes:
             raise InvalidValueError("a key needs a scope: generate, admin or both")
-        for what, quota in (("tokens-per-minute", tokens_per_minute), ("total-tokens", total_tokens)):
-            if quota is not None:
-                integer_in_range(what, quota, 1, 2**62)
         identifier, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
-        key = ApiKey(identifier, name, frozenset(scopes), tokens_per_minute, total_tokens, int(time.time()), None)
+        created = int(time.time())
+        key = ApiKey(identifier, name, frozenset(scopes), tokens_per_minute, total_tokens, created, None, expires)
+        _require_possible(key, created)
         salt = secrets.token_bytes(_SALT_BYTES)
         self._database.create_file()
         with self._database.errors(), self._database.engine(write=True).begin() as connection:
-            api_keys.create(connection, checkfirst=True)
+            complete_keys(connection)
             connection.execute(
                 insert(api_keys).values(
                     id=key.id,
@@ -114,6 +136,7 @@ class KeyTable:
                     tokens_per_minute=key.tokens_per_minute,
                     total_tokens=key.total_tokens,
                     created=key.created,
+                    expires=key.expires,
                 )
             )
         return key, f"{_PREFIX}-{identifier}-{secret}"
@@ -131,33 +154,83 @@ class KeyTable:
         if self._database.missing and not deployed:
             return []
         with self._database.errors(), self._database.engine(write=False).begin() as connection:
-            if not inspect(connection).has_table(api_keys.name):
+            present = columns_of_keys(connection)
+            if not present:
                 if deployed:
                     raise StorageError(f"{self._database} has lost its table of API keys; put the latest ledger back")
                 return []
-            return [_stored(row) for row in connection.execute(select(api_keys).order_by(api_keys.c.created))]
+            columns = [column for column in api_keys.columns if column.name in present]
+            return [
+                _stored(row) for row in connection.execute(select(*columns).order_by(api_keys.c.created, api_keys.c.id))
+            ]
 
-    def revoke(self, identifier: str) -> ApiKey:
-        """End a key; of no effect where it was revoked before.
+    def find(self, text: str) -> ApiKey:
+        """The one key whose id begins with a text; a whole id, or a key's own text, names its key.
 
         Raises:
-            InvalidValueError: there is no such key.
-            StorageError: it cannot be written.
+            InvalidValueError: there is none, or there are several.
+            StorageError: they cannot be read.
         """
-        found = next((stored.key for stored in self.read() if stored.key.id == identifier), None)
-        if found is None:
-            raise InvalidValueError(f"there is no key {identifier!r}; `reticent keys list` names them")
+        # Of a key's own text no more than the id is kept, as messages repeat it.
+        begin = text.split("-")[1] if text.startswith(f"{_PREFIX}-") else text
+        keys = [stored.key for stored in self.read()]
+        matching = [key for key in keys if begin and key.id.startswith(begin)]
+        exact = [key for key in matching if key.id == begin]
+        if not matching:
+            raise InvalidValueError(f"there is no key {begin!r}; `reticent keys list` names them")
+        if not exact and len(matching) > 1:
+            several = ", ".join(f"{key.id} ({key.name})" for key in matching)
+            raise InvalidValueError(
+                f"{begin!r} begins the ids of several keys: {several}; give more of the one you mean"
+            )
+        return (exact or matching)[0]
+
+    def revoke(self, text: str) -> ApiKey:
+        """End the key that `find` gives for a text; of no effect where it was revoked before.
+
+        Raises:
+            InvalidValueError, StorageError: as for `find`; or it cannot be written.
+        """
+        found = self.find(text)
         with self._database.errors(), self._database.engine(write=True).begin() as connection:
             connection.execute(
                 update(api_keys)
-                .where(api_keys.c.id == identifier, api_keys.c.revoked.is_(None))
+                .where(api_keys.c.id == found.id, api_keys.c.revoked.is_(None))
                 .values(revoked=int(time.time()))
             )
         return found
 
+    def change(self, text: str, changes: KeyChanges) -> ApiKey:
+        """Change the key that `find` gives for a text; return it as it is now. Its secret and scopes stay.
 
-def authenticate(text: str, keys: Sequence[StoredKey]) -> ApiKey | None:
-    """The live key whose text this is, or None; digests are compared in constant time."""
+        Raises:
+            InvalidValueError: as for `find` and `create`; nothing is changed, or the key was revoked.
+            StorageError: it cannot be read or written.
+        """
+        found = self.find(text)
+        if not changes:
+            raise InvalidValueError("say what to change: a name, a quota or an expiry")
+        changed = replace(found, **changes)
+        _require_possible(changed, int(time.time()) if "expires" in changes else 0)
+        with self._database.errors(), self._database.engine(write=True).begin() as connection:
+            complete_keys(connection)
+            of_key = update(api_keys).where(api_keys.c.id == found.id, api_keys.c.revoked.is_(None))
+            if connection.execute(of_key.values(**changes)).rowcount != 1:
+                raise InvalidValueError(f"key {found.id} is revoked, and stays so; make a new one")
+        return changed
+
+
+def authenticate(text: str, keys: Sequence[StoredKey], now: float | None = None) -> ApiKey | None:
+    """The live key whose text this is, or None; digests are compared in constant time.
+
+    Args:
+        text: what a client sent.
+        keys: all keys.
+        now: seconds since 1970; the system's time unless given.
+
+    Raises:
+        ExpiredKeyError: it is the text of a key that has expired.
+    """
     prefix, _, rest = text.partition("-")
     identifier, _, secret = rest.partition("-")
     stored = next((stored for stored in keys if stored.key.id == identifier), None)
@@ -165,7 +238,22 @@ def authenticate(text: str, keys: Sequence[StoredKey]) -> ApiKey | None:
     matches = hmac.compare_digest(_digest(salt, secret), digest)
     if not matches or stored is None or prefix != _PREFIX or stored.key.revoked is not None:
         return None
+    if stored.key.has_expired(time.time() if now is None else now):
+        raise ExpiredKeyError("this API key has expired")
     return stored.key
+
+
+def _require_possible(key: ApiKey, now: int) -> None:
+    """Check what an operator may choose; an expiry must come after `now`."""
+    if not 1 <= len(key.name) <= _MAX_NAME or not key.name.isprintable():
+        raise InvalidValueError(f"a key's name must have 1 to {_MAX_NAME} printable characters, got {key.name!r}")
+    for what, quota in (("tokens-per-minute", key.tokens_per_minute), ("total-tokens", key.total_tokens)):
+        if quota is not None:
+            integer_in_range(what, quota, 1, 2**62)
+    if key.expires is not None and not now < key.expires < _YEAR_10000:
+        raise InvalidValueError(
+            "a key can only expire in the future, before the year 10000; `reticent keys revoke` ends it at once"
+        )
 
 
 def _digest(salt: bytes, secret: str) -> bytes:
@@ -174,5 +262,6 @@ def _digest(salt: bytes, secret: str) -> bytes:
 
 def _stored(row: Row[Any]) -> StoredKey:
     scopes = frozenset(Scope(scope) for scope in row.scopes.split())
-    key = ApiKey(row.id, row.name, scopes, row.tokens_per_minute, row.total_tokens, row.created, row.revoked)
+    expires = getattr(row, "expires", None)
+    key = ApiKey(row.id, row.name, scopes, row.tokens_per_minute, row.total_tokens, row.created, row.revoked, expires)
     return StoredKey(key, bytes(row.salt), bytes(row.hash))

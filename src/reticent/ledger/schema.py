@@ -8,12 +8,29 @@ kept as 32 hexadecimal digits, and no database ever rounds or overflows one. `st
 | `deployment` | which deployment, run and schema this is | no |
 | `state` | the sealed secret, posterior, account and head of the chain; the writer's epoch | sealed |
 | `releases` | one row a released token, chained by digests; only ever appended to | `num_active` tells of the corpus |
-| `api_keys` | who may ask: salted hashes, scopes, quotas | hashes only |
+| `api_keys` | who may ask: salted hashes, scopes, quotas, expiry | hashes only |
+
+Versions. `SCHEMA_VERSION` covers the tables of the record (`deployment`, `state`, `releases`) and is sealed with it; a
+release refuses a version above its own. `api_keys` is not part of the record: a column that is added to it may be null,
+reads as null where an older release made the table, and is added to that by the first command that writes keys.
 """
 
 from typing import Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    inspect,
+)
+from sqlalchemy.exc import NoSuchTableError
 
 SCHEMA_VERSION: Final = 1
 UNIT_DIGITS: Final = 32
@@ -69,7 +86,26 @@ api_keys: Final = Table(
     Column("total_tokens", BigInteger),
     Column("created", BigInteger, nullable=False),
     Column("revoked", BigInteger),
+    Column("expires", BigInteger),
 )
+
+
+def complete_keys(connection: Connection) -> None:
+    """Create the table of keys, or give it the columns that it lacks; in a transaction that may write."""
+    api_keys.create(connection, checkfirst=True)
+    present = columns_of_keys(connection)
+    for column in api_keys.columns:
+        if column.name not in present:
+            kind = column.type.compile(connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {api_keys.name} ADD COLUMN {column.name} {kind}")
+
+
+def columns_of_keys(connection: Connection) -> set[str]:
+    """Names of the columns that the table of keys has; none where there is no table."""
+    try:
+        return {column["name"] for column in inspect(connection).get_columns(api_keys.name)}
+    except NoSuchTableError:
+        return set()
 
 
 def units_as_text(units: int) -> str:

@@ -30,6 +30,7 @@ _RETRY_QUEUE_SECONDS = 2
 _ERRORS: dict[Ending, Callable[[], ApiError]] = {
     Ending.BUDGET: errors.budget_exhausted,
     Ending.QUOTA: errors.quota_exhausted,
+    Ending.KEY_ENDED: errors.key_ended,
     Ending.STORAGE: errors.storage_failed,
     Ending.SHUTDOWN: errors.shutting_down,
     Ending.CANCELLED: errors.client_left,
@@ -160,6 +161,7 @@ class Answers:
         self._sinks: list[ChoiceSink] = []
         self._jobs = self._make_jobs(asyncio.get_running_loop())
         self._reserved = asked.num_choices * sum(asked.max_tokens)
+        self._key_has_ended = False
         self.finished: dict[int, Finished] = {}
 
     @classmethod
@@ -184,6 +186,7 @@ class Answers:
         except (QueueFullError, ClosingError) as error:
             answers._meter.give_back(answers._reserved)
             raise _not_queued(error) from None
+        service.key_watch.add(answers)
         return answers
 
     @property
@@ -197,6 +200,11 @@ class Answers:
         return sum(sink.num_tokens for sink in self._sinks)
 
     @property
+    def key(self) -> ApiKey | None:
+        """The asking key, as it was when it asked."""
+        return self.asked.key
+
+    @property
     def meter(self) -> KeyMeter:
         """What the asking key has used, and may still have."""
         return self._meter
@@ -207,9 +215,12 @@ class Answers:
             while len(self.finished) < len(self._jobs):
                 event = await self._queue.get()
                 if isinstance(event, Finished):
+                    if self._key_has_ended and event.ending is Ending.CANCELLED:
+                        event = replace(event, ending=Ending.KEY_ENDED)
                     self.finished[event.index] = event
                 yield event
         finally:
+            self._service.key_watch.discard(self)
             self.cancel()
             self._meter.give_back(self._reserved - self.num_tokens)
 
@@ -218,6 +229,11 @@ class Answers:
         for job in self._jobs:
             if not job.cancelled:
                 self._service.batcher.cancel(job)
+
+    def end_with_key(self) -> None:
+        """Stop all answers that have not ended, since their key is not accepted any more."""
+        self._key_has_ended = True
+        self.cancel()
 
     async def until_gone(self, request: Request) -> None:
         """Wait until the client leaves, then stop the answers."""

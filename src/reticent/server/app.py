@@ -34,10 +34,12 @@ def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_exception_handler(log_loop_problem)
         service.batcher.start()
+        watching = asyncio.create_task(service.key_watch.run())
         try:
             yield
         finally:
             await asyncio.to_thread(service.batcher.close, drain_seconds)
+            watching.cancel()
 
     # No interactive documentation: its pages load scripts from elsewhere.
     app = FastAPI(

@@ -18,10 +18,10 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from reticent.errors import DeploymentStateError, ReticentError
-from reticent.ledger.api_keys import ApiKey, KeyTable, Scope, StoredKey, authenticate
+from reticent.ledger.api_keys import ApiKey, ExpiredKeyError, KeyTable, Scope, StoredKey, authenticate
 from reticent.server.errors import ApiError
 
-_FRESH_SECONDS: Final = 1.0
+_FRESH_SECONDS: Final = 0.5
 _FORWARDING: Final = frozenset(
     ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip")
 )
@@ -32,7 +32,7 @@ bearer = HTTPBearer(auto_error=False, description="A key made by `reticent keys 
 
 
 class KeyDirectory:
-    """The deployment's keys, read again when they are older than a second; safe to use from several threads.
+    """The deployment's keys, read again when they are older than half a second; safe to use from several threads.
 
     Args:
         table: the keys.
@@ -80,10 +80,14 @@ class KeyDirectory:
         self._is_readable = True
         return keys
 
-    @property
-    def are_fresh(self) -> bool:
-        """Whether `current` would answer without reading."""
-        return self._clock() - self._read_at < _FRESH_SECONDS
+    async def read(self) -> Sequence[StoredKey]:
+        """The same for the event loop, which does not wait for the database.
+
+        Raises:
+            DeploymentStateError, StorageError: as for `current`.
+        """
+        is_fresh = self._clock() - self._read_at < _FRESH_SECONDS
+        return self.current() if is_fresh else await asyncio.to_thread(self.current)
 
 
 def is_loopback(host: str) -> bool:
@@ -108,7 +112,7 @@ def _is_forwarded(request: Request) -> bool:
 async def _identify(request: Request, credentials: HTTPAuthorizationCredentials | None) -> ApiKey | None:
     directory: KeyDirectory = request.app.state.service.keys
     try:
-        keys = directory.current() if directory.are_fresh else await asyncio.to_thread(directory.current)
+        keys = await directory.read()
     except ReticentError:
         raise ApiError(
             503, "API keys cannot be read at the moment. Try again later.", kind="server_error", retry_after=5
@@ -124,7 +128,15 @@ async def _identify(request: Request, credentials: HTTPAuthorizationCredentials 
                 kind="permission_error",
             )
         return None
-    key = authenticate(credentials.credentials, keys) if credentials else None
+    try:
+        key = authenticate(credentials.credentials, keys) if credentials else None
+    except ExpiredKeyError:
+        raise ApiError(
+            401,
+            "This API key has expired. Ask the operator for another, or for more time.",
+            code="expired_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        ) from None
     if key is None:
         what = "That API key is not valid." if credentials else "No API key was given; send it as a bearer token."
         raise ApiError(401, what, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

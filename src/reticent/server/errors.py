@@ -109,6 +109,11 @@ def quota_exhausted() -> ApiError:
     )
 
 
+def key_ended() -> ApiError:
+    """The key was revoked or has expired while its answers were under way."""
+    return ApiError(401, "This API key was revoked or has expired, and its answers end.", code="invalid_api_key")
+
+
 def storage_failed() -> ApiError:
     """The ledger cannot be written, so nothing may be shown."""
     return ApiError(

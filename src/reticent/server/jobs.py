@@ -24,6 +24,8 @@ class Ending(StrEnum):
     """The key's quota does not cover the next token."""
     STORAGE = "storage"
     """The ledger could not be written; the step's tokens stay hidden."""
+    KEY_ENDED = "key_ended"
+    """The key was revoked, or has expired."""
     CANCELLED = "cancelled"
     SHUTDOWN = "shutdown"
     FAULT = "fault"

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import time
 from dataclasses import replace
 from types import FrameType
 from typing import Final
@@ -33,12 +34,12 @@ def permitted_host(host: str, table: KeyTable) -> tuple[str, str | None]:
         StorageError: the keys cannot be read.
     """
     stored_keys = table.read()
-    if any(stored.key.revoked is None for stored in stored_keys):
+    if any(stored.key.is_live(time.time()) for stored in stored_keys):
         return host, None
     if stored_keys:
         return host, (
-            "all API keys of this deployment are revoked, so every request will be refused. Make a key with "
-            "`reticent keys create`; it is in force at once"
+            "all API keys of this deployment are revoked or have expired, so every request will be refused. Make a key "
+            "with `reticent keys create`; it is in force at once"
         )
     bound_to = host if is_loopback(host) else LOOPBACK
     instead = "" if bound_to == host else f" It is bound to {bound_to} instead of {host}."

@@ -13,6 +13,7 @@ from reticent.pac.curator import Curator
 from reticent.protocols import ServedEnsemble
 from reticent.server.auth import KeyDirectory
 from reticent.server.batching import Batcher
+from reticent.server.key_watch import KeyWatch
 from reticent.server.metering import Meters
 from reticent.server.metrics import Metrics
 from reticent.server.prompts import Prompts
@@ -50,6 +51,7 @@ class Service:
     prompts: Prompts
     keys: KeyDirectory
     meters: Meters
+    key_watch: KeyWatch
     metrics: Metrics
     batcher: Batcher[Any]
 
@@ -110,6 +112,7 @@ def assemble(
     spending = usage.spending_by_key()
     keys = KeyDirectory(KeyTable(database), had_keys=bool(spending))
     keys.current()
+    meters = Meters(spending, charge_units(decoding.step_budget))
     return Service(
         settings=settings,
         run_id=run_id,
@@ -120,7 +123,8 @@ def assemble(
             tokenizer, ensemble.vocab_size, ensemble.context_length, limits.max_prompt_tokens, declared_ends
         ),
         keys=keys,
-        meters=Meters(spending, charge_units(decoding.step_budget)),
+        meters=meters,
+        key_watch=KeyWatch(keys, meters),
         metrics=metrics,
         batcher=batcher,
     )

@@ -159,9 +159,10 @@ function showKeys(keys) {
   byId("keys").closest("table").hidden = keys.length === 0;
   byId("keys").replaceChildren(...keys.map((entry) => {
     const row = document.createElement("tr");
-    if (entry.revoked) row.className = "revoked";
+    if (!entry.live) row.className = "ended";
+    const until = entry.expires === null ? "" : `, until ${new Date(entry.expires * 1000).toLocaleString()}`;
     const cells = [
-      ["", entry.name, ""],
+      ["", entry.name + until, ""],
       ["id", entry.id, ""],
       ["scopes", entry.scopes.join(", "), ""],
       ["used", count(entry.tokens_used), "number"],

@@ -35,7 +35,9 @@ class KeyUse(BaseModel):
     tokens_used: int
     total_tokens: int | None
     tokens_per_minute: int | None
+    expires: int | None
     revoked: bool
+    live: bool
 
 
 class Summary(BaseModel):
@@ -116,7 +118,7 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         answers_waiting=service.batcher.num_waiting,
         max_concurrent=settings.limits.max_concurrent,
         hours=hours,
-        keys=_keys(service),
+        keys=_keys(service, now),
     )
 
 
@@ -136,7 +138,7 @@ def _pace(hours: list[Hour], now: int) -> float:
     return sum(hour.tokens for hour in recent) / elapsed
 
 
-def _keys(service: Service) -> list[KeyUse]:
+def _keys(service: Service, now: int) -> list[KeyUse]:
     used = service.meters.used()
     return [
         KeyUse(
@@ -146,7 +148,9 @@ def _keys(service: Service) -> list[KeyUse]:
             tokens_used=used.get(key.id, 0),
             total_tokens=key.total_tokens,
             tokens_per_minute=key.tokens_per_minute,
+            expires=key.expires,
             revoked=key.revoked is not None,
+            live=key.is_live(now),
         )
         for key in (stored.key for stored in service.keys.current())
     ]
