@@ -158,6 +158,42 @@ def test_show_verify_export_import(capsys, run, tmp_path, tiny_llama_folder):
     assert_refused(capsys, ["worlds", "export", run, "--out", tmp_path / "x"], "--world", "--full")
 
 
+def test_worlds_that_nobody_says_the_members_of_are_shown_as_such_and_release_nothing(
+    capsys, run, tmp_path, tiny_llama_folder
+):
+    folders = [tmp_path / f"world{j}" for j in range(4)]
+    for world, folder in enumerate(folders):
+        outcome(capsys, "worlds", "export", run, "--world", world, "--out", folder)
+        (folder / "reticent_world.json").unlink()
+    settings = json.loads((folders[2] / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = "another/base"
+    (folders[2] / "adapter_config.json").write_text(json.dumps(settings))
+    imported = tmp_path / "imported"
+    code, out, err = outcome(capsys, "worlds", "import", *folders, "--model", tiny_llama_folder, "--out", imported)
+    assert code == 0
+    assert "no prior known" in out
+    assert "another/base" in err
+    assert str(tiny_llama_folder) in "".join(err.split("\n"))
+    assert result_of(capsys, "worlds", "show", imported)["assignment"] == "unknown"
+    for command in ("generate", "serve"):
+        assert_refused(capsys, [command, imported], "no prior is known", "--membership")
+    assert not (imported / "ledger.sqlite").exists()
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"text": "a text that stands elsewhere"}\n{"text": "and another of them"}\n')
+    options = ["--budgets", "2^-8", "--candidates", "50", "--sessions", "4", "--queries", "2", "--query-tokens", "4"]
+    options += ["--study", "composition", "--test", test, "--out", tmp_path / "evaluation"]
+    found = result_of(capsys, "evaluate", imported, *options)["composition"][0]
+    assert (found["membership"], found["membership_prior"], found["membership_bound"]) == (None, None, None)
+    assert found["world_bound"] > found["world_prior"] == 0.25
+    assert "no prior known" in (tmp_path / "evaluation" / "report.md").read_text()
+
+
+def test_worlds_cannot_be_built_of_an_unknown_kind(capsys, tmp_path, corpus, tiny_llama_folder):
+    options = ["--model", tiny_llama_folder, "--out", tmp_path / "out", "--worlds", "2", "--assignment", "unknown"]
+    assert_refused(capsys, ["worlds", "build", corpus, *options], "overlapping or disjoint")
+    assert not (tmp_path / "out").exists()
+
+
 def corpus_cases():
     return [
         ("missing.jsonl", None, "missing.jsonl"),

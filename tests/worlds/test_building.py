@@ -11,6 +11,7 @@ import torch
 from small_runs import NUM_RECORDS, NUM_WORLDS, Recording, Silent, assert_same_bits, small_request, write_corpus
 from tiny_models import byte_tokenizer, save_tiny_model
 
+from reticent.adaptation.multiworld import MultiWorldTrainer, TrainedWorlds
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.adaptation.texts import encode_texts
 from reticent.errors import (
@@ -324,3 +325,19 @@ def test_disjoint_shards_are_built_and_refused_where_the_guarantee_needs_overlap
         RunDirectory.open(tmp_path / "shards")
     with pytest.raises(RunDirectoryError, match="assignment"):
         build_run(dataclasses.replace(request, assignment=Assignment.OVERLAPPING), Silent(), resume=True)
+
+
+def test_a_build_whose_last_step_left_a_number_that_is_none_ends_in_an_error(
+    request_for: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = MultiWorldTrainer.train
+
+    def poisoned(*arguments: Any, **options: Any) -> TrainedWorlds:
+        trained = train(*arguments, **options)
+        next(iter(trained.adapters.up.values())).view(-1)[3] = torch.nan
+        return trained
+
+    monkeypatch.setattr(MultiWorldTrainer, "train", poisoned)
+    with pytest.raises(TrainingError, match=r"lora_B holds numbers that are not finite; lower the learning rate"):
+        build_run(request_for, Silent())
+    assert not (request_for.out / MANIFEST_NAME).exists()

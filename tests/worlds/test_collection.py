@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from small_runs import NUM_RECORDS, NUM_WORLDS
 from tiny_models import save_tiny_model
 
 from reticent._files import sha256_of_file
-from reticent.errors import InvalidValueError, ModelError, RunDirectoryError
+from reticent.ensemble.adapters import StackedAdapters
+from reticent.errors import InvalidValueError, ModelError, RunDirectoryError, TrainingError
 from reticent.worlds.collection import RunDirectory, read_adapters, write_adapters
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME, SCHEMA_VERSION, WORLDS_NAME
 
@@ -157,3 +159,25 @@ def test_adapters_are_read_back_as_they_were_written(finished_run: Path, tmp_pat
     for path in adapters.down:
         assert torch.equal(again.down[path], adapters.down[path])
         assert torch.equal(again.up[path], adapters.up[path])
+
+
+@pytest.mark.parametrize(("name", "key"), [(WORLDS_NAME, "lora_A"), (FULL_NAME, "lora_B")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_named_by_file_and_tensor(
+    run_folder: Path, name: str, key: str, value: float
+) -> None:
+    RunDirectory.open(run_folder).refuse_not_finite()
+    tensors = safetensors.torch.load_file(run_folder / name)
+    poisoned = next(tensor for tensor in tensors if tensor.endswith(key))
+    tensors[poisoned].view(-1)[-1] = value
+    safetensors.torch.save_file(tensors, run_folder / name)
+    edit_manifest(run_folder, files={file: sha256_of_file(run_folder / file) for file in FILES})
+    with pytest.raises(RunDirectoryError, match=rf"{name}: {poisoned} holds numbers that are not finite"):
+        RunDirectory.open(run_folder).refuse_not_finite()
+
+
+def test_adapters_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
+    adapters = StackedAdapters({"q": torch.zeros(2, 1, 3)}, {"q": torch.full((2, 3, 1), torch.nan)}, 1.0)
+    with pytest.raises(TrainingError, match=r"worlds\.safetensors: q\.lora_B holds numbers that are not finite"):
+        write_adapters(tmp_path / WORLDS_NAME, adapters)
+    assert not list(tmp_path.iterdir())

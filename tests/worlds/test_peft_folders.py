@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from reticent.adaptation.settings import LoraSettings
 from reticent.errors import InvalidValueError, ModelError, OutputExistsError, RunDirectoryError
-from reticent.worlds.assignment import membership_matrix
+from reticent.worlds.assignment import Assignment, membership_matrix
 from reticent.worlds.building import build_run
 from reticent.worlds.collection import RunDirectory
 from reticent.worlds.peft_folders import export_world, import_worlds
@@ -70,6 +70,50 @@ def test_the_adapter_on_all_records_is_exported_too(family_run: RunDirectory, tm
         assert torch.equal(tensors[f"base_model.model.{path}.lora_A.weight"], full.down[path][0])
         assert torch.equal(tensors[f"base_model.model.{path}.lora_B.weight"], full.up[path][0])
     assert peft_logits(family_run.base().folder, tmp_path / "full").shape == (258,)
+
+
+def test_a_configuration_that_says_nothing_new_is_imported_whatever_its_version(
+    made_by_peft: list[Path], tiny_llama_folder: Path, tmp_path: Path
+) -> None:
+    folders = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in made_by_peft[:2]]
+    settings = LoraConfig(task_type=TaskType.CAUSAL_LM).to_dict() | {"r": 3, "lora_alpha": 7, "target_modules": ["x"]}
+    for folder in folders:
+        (folder / "adapter_config.json").write_text(json.dumps(settings | {"of_tomorrow": None, "off": False, "e": {}}))
+    run = import_worlds(folders, str(tiny_llama_folder), tmp_path / "run")
+    assert run.worlds().rank == 3
+
+
+@pytest.mark.parametrize("named", ["another-model", "the same, moved", "the base", None])
+def test_another_base_than_the_adapters_own_is_told_with_both_names(
+    named: str | None, made_by_peft: list[Path], tiny_llama_folder: Path, tmp_path: Path
+) -> None:
+    folders = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in made_by_peft[:2]]
+    moved = shutil.copytree(tiny_llama_folder, tmp_path / "moved")
+    name = {"the same, moved": str(moved), "the base": str(tiny_llama_folder)}.get(named or "", named)
+    edit_config(folders[1], base_model_name_or_path=name)
+    notes: list[str] = []
+    import_worlds(folders, str(tiny_llama_folder), tmp_path / "run", note=notes.append)
+    if named != "another-model":
+        assert notes == []
+        return
+    (note,) = notes
+    assert note.startswith("1 of 2 adapters say that they were made for 'another-model'")
+    assert repr(str(tiny_llama_folder)) in note
+
+
+def test_a_run_that_says_nothing_of_membership_is_unknown_and_nothing_is_released_from_it(
+    made_by_peft: list[Path], tiny_llama_folder: Path, tmp_path: Path
+) -> None:
+    run = import_worlds(made_by_peft, str(tiny_llama_folder), tmp_path / "run")
+    assert run.manifest.assignment is Assignment.UNKNOWN
+    with pytest.raises(RunDirectoryError, match=r"no prior is known and no bound .* with --membership"):
+        RunDirectory.open(tmp_path / "run")
+    # What an earlier version wrote is read for what it is.
+    path = tmp_path / "run" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"assignment": "overlapping"}))
+    assert RunDirectory.open(tmp_path / "run", None).manifest.assignment is Assignment.UNKNOWN
+    export_world(run, 0, tmp_path / "out")
+    assert not (tmp_path / "out" / "reticent_world.json").exists()
 
 
 def test_exported_worlds_come_back_bit_for_bit(family_run: RunDirectory, tmp_path: Path) -> None:
@@ -213,6 +257,18 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -
     safetensors.torch.save_file(tensors, path)
 
 
+def repeat_key(folder: Path, name: str) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(f'{{"{name}": 1, {path.read_text().strip()[1:]}')
+
+
+def poison(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change one tensor of many."""
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+    edit_tensors(folder, lambda tensors: tensors.update({name: change(tensors[name])}))
+
+
+NOT_FINITE = r"adapter_model\.safetensors: .*layers\.1\.self_attn\.q_proj\.lora_A\.weight holds numbers .* not finite"
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no-config": (lambda f: (f / "adapter_config.json").unlink(), "is not a PEFT folder"),
@@ -222,6 +278,19 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "config-a-list": (lambda f: (f / "adapter_config.json").write_text("[]"), "is not a PEFT folder"),
     "no-alpha": (lambda f: (f / "adapter_config.json").write_text('{"peft_type": "LORA"}'), "lora_alpha"),
     "infinite-alpha": (lambda f: edit_config(f, lora_alpha=float("inf")), "positive finite lora_alpha, it has inf"),
+    "unknown-setting": (lambda f: edit_config(f, wave_length=3), "uses wave_length, which .* nobody here knows"),
+    "classifier": (lambda f: edit_config(f, task_type="SEQ_CLS"), "uses task_type"),
+    "weight-tying": (lambda f: edit_config(f, ensure_weight_tying=True), "uses ensure_weight_tying"),
+    "rank-of-others": (
+        lambda f: edit_config(f, r=8),
+        r"lora_A\.weight has shape \(3, \d+\), which is not of rank 8, the r in adapter_config\.json",
+    ),
+    "rank-no-number": (lambda f: edit_config(f, r=True), "positive finite r, it has True"),
+    "alpha-twice": (lambda f: repeat_key(f, "lora_alpha"), "stands twice"),
+    "integers": (lambda f: poison(f, lambda t: t.to(torch.int8)), "q_proj.*lora_A.* numbers of type int8"),
+    "nan": (lambda f: poison(f, lambda t: t.index_fill(0, torch.tensor([1]), torch.nan)), NOT_FINITE),
+    "infinite": (lambda f: poison(f, lambda t: t.index_fill(1, torch.tensor([2]), -torch.inf)), NOT_FINITE),
+    "too-large": (lambda f: poison(f, lambda t: t.double() * 1e300), NOT_FINITE),
     "alpha-no-float": (lambda f: edit_config(f, lora_alpha=10**400), "positive finite lora_alpha"),
     "ia3": (lambda f: edit_config(f, peft_type="IA3"), "IA3 adapter; only LORA"),
     "dora": (lambda f: edit_config(f, use_dora=True), "uses use_dora"),
@@ -235,7 +304,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a-tensor-less": (lambda f: edit_tensors(f, lambda t: t.pop(f"{Q0}.lora_A.weight")), "differs from"),
     "other-rank": (
         lambda f: edit_tensors(f, lambda t: t.update({k: v[:2].clone() for k, v in t.items() if "lora_A" in k})),
-        "differs from",
+        r"lora_A\.weight has shape \(2, \d+\), which is not of rank 3",
     ),
 }
 

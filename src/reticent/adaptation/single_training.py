@@ -186,7 +186,7 @@ class SingleTrainer:
             on_epoch: called after each epoch that ends here with its number, from 0, and its losses.
 
         Raises:
-            TrainingError: the loss or a gradient is not finite.
+            TrainingError: the loss, a gradient or a weight is not finite.
         """
         totals = torch.zeros(self._settings.epochs, 4, dtype=torch.float64)
         first_step = checkpoint.restore(self._parameters.masters, self._optimiser, totals)
@@ -204,6 +204,8 @@ class SingleTrainer:
             if ends_epoch:
                 on_epoch(epoch, _epoch_loss(totals[epoch]))
         self._module.eval()
+        if not all(bool(torch.isfinite(p).all()) for p in self._module.parameters() if p.requires_grad):
+            raise TrainingError("the last step left weights that are not finite; lower --learning-rate")
         return tuple(_epoch_loss(row) for row in totals)
 
     def _step(self, step: int, totals: Tensor) -> None:

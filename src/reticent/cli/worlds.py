@@ -26,6 +26,13 @@ UnitKey = Annotated[
         "(NFKC) or outer white space alone are one owner."
     ),
 ]
+AssignmentToMake = Annotated[
+    Assignment,
+    typer.Option(
+        metavar="overlapping|disjoint",
+        help="Overlapping worlds, or disjoint shards: for comparison only, nothing is served from them.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -66,10 +73,7 @@ def build(
     dtype: Annotated[DType, typer.Option(help="Type to compute in.")] = DType.FLOAT32,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, …")] = "cpu",
     seed: Annotated[int, typer.Option(help="Public seed of record order and initial adapters.")] = 0,
-    assignment: Annotated[
-        Assignment,
-        typer.Option(help="Overlapping worlds, or disjoint shards: for comparison only, nothing is served from them."),
-    ] = Assignment.OVERLAPPING,
+    assignment: AssignmentToMake = Assignment.OVERLAPPING,
     membership_seed: Annotated[int, typer.Option(help="Public seed that assigns units to worlds.")] = 0,
     worlds_at_once: Annotated[
         int | None, typer.Option(help="Worlds trained in one batched pass; bounds memory. Chosen to fit unless given.")
@@ -130,10 +134,11 @@ def verify(
     model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every file of a run, and its base model, with the hashes in the manifest."""
+    """Compare every file of a run, and its base model, with the hashes in the manifest; every number must be finite."""
     from reticent.worlds.collection import RunDirectory
 
     opened = RunDirectory.open(run, None)
+    opened.refuse_not_finite()
     if base:
         opened.base(model)
     if as_json:
@@ -166,7 +171,11 @@ def import_(
     out: Annotated[Path, typer.Option(help="The run directory to make.")],
     model: BaseName = "smollm2-135m",
     membership: Annotated[
-        Path | None, typer.Option(help=".npz with `members`, bool [units, m]; who is in which world.")
+        Path | None,
+        typer.Option(
+            help=".npz with `members`, bool [units, m]: who is in which world. Worlds that were exported say so "
+            "themselves; without either no prior is known, and nothing is released from the run."
+        ),
     ] = None,
     full: Annotated[Path | None, typer.Option(help="PEFT folder of an adapter on all records.")] = None,
     as_json: AsJson = False,
@@ -174,7 +183,10 @@ def import_(
     """Make a run from LoRA adapters trained elsewhere."""
     from reticent.worlds.peft_folders import import_worlds
 
-    run = import_worlds(folders, model, out, membership, full)
+    def warn(sentence: str) -> None:
+        notes.print(f"warning: {sentence}", highlight=False)
+
+    run = import_worlds(folders, model, out, membership, full, warn)
     _print_manifest(out, run.manifest, as_json)
 
 
@@ -198,6 +210,13 @@ def _top_layers(text: str) -> int | None:
     return int(count)
 
 
+_MEMBERSHIP = {
+    Assignment.OVERLAPPING: "each unit in half of the worlds, prior 50 %",
+    Assignment.DISJOINT: "each unit in one of disjoint shards; nothing is released from them",
+    Assignment.UNKNOWN: "no prior known: nobody said who is in which world; nothing is released from them",
+}
+
+
 def _print_manifest(folder: Path, manifest: "Manifest", as_json: bool) -> None:
     if as_json:
         print_json(manifest.model_dump(mode="json"))
@@ -207,6 +226,7 @@ def _print_manifest(folder: Path, manifest: "Manifest", as_json: bool) -> None:
     rows = {
         "run": str(folder),
         "worlds": str(manifest.num_worlds),
+        "membership": _MEMBERSHIP[manifest.assignment],
         "base": f"{manifest.base.name} ({manifest.base.class_name}, {manifest.base.content_hash[:12]})",
         "adapters": f"LoRA rank {lora.rank} on {', '.join(lora.target_modules)} of {layers}",
     }

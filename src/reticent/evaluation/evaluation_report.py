@@ -163,6 +163,7 @@ def _fidelity_table(result: Fidelity) -> Table:
 
 def _composition_table(result: Evaluation) -> Table:
     first = result.composition[0]
+    prior = "no prior is known" if first.membership_prior is None else f"{first.membership_prior:.2f}"
     return Table(
         name="composition",
         title="What the curator's own posterior tells after a whole deployment",
@@ -172,12 +173,12 @@ def _composition_table(result: Evaluation) -> Table:
         rows=tuple(
             (
                 row.decoder.value, row.law.value, budget_text(row.step_budget), cell(row.membership),
-                row.membership_bound, row.world, row.world_bound,
+                "no prior known" if row.membership_bound is None else row.membership_bound, row.world, row.world_bound,
             )
             for row in result.composition
         ),
         note=f"{first.num_sessions:,} deployments of {first.num_tokens:,} charged tokens. Guessing alone: "
-        f"{first.membership_prior:.2f} for a record, {first.world_prior:.4f} for the world. Intervals: over sessions "
+        f"{prior} for a record, {first.world_prior:.4f} for the world. Intervals: over sessions "
         f"for records, exact for worlds. The bound is on the mean over S; it does not cover {NOT_BOUNDED}.",
     )  # fmt: skip
 

@@ -39,6 +39,7 @@ from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.models import BaseModel, usable_device
 from reticent.pac.laws import ReleaseLaw
 from reticent.protocols import Progress
+from reticent.worlds.assignment import Assignment
 from reticent.worlds.collection import RunDirectory
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME
 
@@ -127,7 +128,7 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
     """
     settings = request.utility
     _check_output(request.out)
-    run = RunDirectory.open(request.run)
+    run = RunDirectory.open(request.run, (Assignment.OVERLAPPING, Assignment.UNKNOWN))
     base = run.base(request.model)
     texts = read_test_texts(
         run,

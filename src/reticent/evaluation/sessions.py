@@ -96,6 +96,7 @@ class Composition(Record):
         membership: success in calling records members or not, mean over units and sessions; None without membership.
         world: success in naming the realised world, with its exact (Clopper–Pearson) interval.
         membership_bound, world_bound: the most that any attack may reach for bT nats.
+        membership_prior, membership_bound: None without membership: no prior is known.
     """
 
     decoder: Decoder
@@ -106,8 +107,8 @@ class Composition(Record):
     charge_nats: float
     dissent: Mean
     membership: Mean | None
-    membership_prior: float
-    membership_bound: float
+    membership_prior: float | None
+    membership_bound: float | None
     world: Estimate
     world_prior: float
     world_bound: float
@@ -202,8 +203,8 @@ def composition(
         charge_nats=charge,
         dissent=sample_mean(outcomes.dissent_R),
         membership=membership,
-        membership_prior=MEMBERSHIP_PRIOR,
-        membership_bound=attack_success(charge, MEMBERSHIP_PRIOR),
+        membership_prior=None if members_UM is None else MEMBERSHIP_PRIOR,
+        membership_bound=None if members_UM is None else attack_success(charge, MEMBERSHIP_PRIOR),
         world=Estimate(value=named / num_sessions, low=low, high=high, confidence=CONFIDENCE),
         world_prior=1.0 / num_worlds,
         world_bound=attack_success(charge, 1.0 / num_worlds),

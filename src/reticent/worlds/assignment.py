@@ -23,21 +23,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
+from reticent.errors import InvalidValueError
 
 _ROWS_AT_ONCE = 16_384
 
 
 class Assignment(StrEnum):
-    """How units are given to worlds."""
+    """How units are given to worlds.
+
+    `UNKNOWN` is for adapters made elsewhere that nobody said this of. Without it no prior is known, so nothing is
+    promised and nothing released.
+    """
 
     OVERLAPPING = "overlapping"
     DISJOINT = "disjoint"
+    UNKNOWN = "unknown"
 
 
 def assigned(assignment: Assignment, num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:
-    """`membership_matrix` or `shard_matrix`."""
-    make = membership_matrix if assignment is Assignment.OVERLAPPING else shard_matrix
-    return make(num_units, num_worlds, seed)
+    """`membership_matrix` or `shard_matrix`.
+
+    Raises:
+        InvalidValueError: an argument is outside its range, or the assignment is none that can be made.
+    """
+    if assignment is Assignment.OVERLAPPING:
+        return membership_matrix(num_units, num_worlds, seed)
+    if assignment is Assignment.DISJOINT:
+        return shard_matrix(num_units, num_worlds, seed)
+    raise InvalidValueError(f"units cannot be assigned as {assignment}; build overlapping or disjoint worlds")
 
 
 def membership_matrix(num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:

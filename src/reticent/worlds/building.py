@@ -178,7 +178,7 @@ class _Build:
             assignment=self._request.assignment,
         )
         self._folder.tidy()
-        return RunDirectory.open(self._request.out, self._request.assignment)
+        return RunDirectory.open(self._request.out, [self._request.assignment])
 
     def _begin(self, flop: int) -> bool:
         """Write the request down, or check that the build was begun with the same; returns whether to compile."""

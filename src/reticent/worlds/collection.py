@@ -11,12 +11,14 @@ Opening a run verifies every hash.
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ from reticent.adaptation.checkpoint import save_tensors
 from reticent.ensemble.adapters import StackedAdapters
 from reticent.ensemble.engine import Engine
 from reticent.ensemble.forward import batched_decoder
-from reticent.errors import RunDirectoryError
+from reticent.errors import RunDirectoryError, TrainingError
 from reticent.models import BaseModel, resolve_base_model, usable_device
 from reticent.worlds.assignment import Assignment
 from reticent.worlds.manifest import (
@@ -69,23 +71,29 @@ class RunDirectory:
     manifest: Manifest
 
     @classmethod
-    def open(cls, folder: Path, assignment: Assignment | None = Assignment.OVERLAPPING) -> "RunDirectory":
+    def open(cls, folder: Path, accepted: Collection[Assignment] | None = (Assignment.OVERLAPPING,)) -> "RunDirectory":
         """Open a run and verify the hash of each of its files.
 
         Args:
             folder: the run directory.
-            assignment: what its worlds must be; None for either. Only overlapping worlds carry the guarantee, so that
-                is what one gets without asking.
+            accepted: what its worlds may be; None for anything. Only worlds known to overlap carry the guarantee, so
+                that is what one gets without asking.
 
         Raises:
-            RunDirectoryError: it is missing, half-built, damaged, of a newer schema, or its worlds are of the other
+            RunDirectoryError: it is missing, half-built, damaged, of a newer schema, or its worlds are of another
                 kind.
         """
         manifest = read_manifest(folder)
-        if assignment not in (None, manifest.assignment):
+        if accepted is not None and manifest.assignment not in accepted:
+            if manifest.assignment is Assignment.UNKNOWN:
+                raise RunDirectoryError(
+                    f"{folder} does not say who is in which world, so no prior is known and no bound can be stated; "
+                    "import its adapters again with --membership"
+                )
+            needed = " or ".join(sorted(accepted))
             raise RunDirectoryError(
-                f"{folder} holds {manifest.assignment} worlds and {assignment} ones are needed here; "
-                f"build a run with --assignment {assignment}"
+                f"{folder} holds {manifest.assignment} worlds and {needed} ones are needed here; "
+                f"build a run with --assignment {needed}"
             )
         check_files(folder, manifest.files)
         return cls(folder, manifest)
@@ -115,6 +123,22 @@ class RunDirectory:
         with np.load(self.folder / MEMBERSHIP_NAME) as arrays:
             return Membership(arrays["members"], arrays["unit_of_record"], arrays["record_hashes"])
 
+    def refuse_not_finite(self) -> None:
+        """Check that every number of every adapter is finite.
+
+        Raises:
+            RunDirectoryError: one is not; the message names the file and the tensor.
+        """
+        for name in (WORLDS_NAME, FULL_NAME):
+            if name not in self.manifest.files:
+                continue
+            with safetensors.safe_open(self.folder / name, "pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    if not is_finite(file.get_tensor(key)):
+                        raise RunDirectoryError(
+                            f"{self.folder / name}: {key} holds numbers that are not finite; build or import again"
+                        )
+
     def base(self, name: str | None = None) -> BaseModel:
         """The base model of this run, found under its recorded name or another, and verified by content.
 
@@ -142,6 +166,11 @@ class RunDirectory:
         return Engine(batched_decoder(model), self.worlds())
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether every number of a tensor is finite, also in single precision, in which adapters compute at the least."""
+    return bool(torch.isfinite(tensor.to(torch.float32)).all())
+
+
 def read_adapters(path: Path, alpha: float) -> StackedAdapters:
     """Read stacked adapters from a safetensors file of a run directory."""
     tensors = safetensors.torch.load_file(path)
@@ -151,9 +180,17 @@ def read_adapters(path: Path, alpha: float) -> StackedAdapters:
 
 
 def write_adapters(path: Path, adapters: StackedAdapters) -> None:
-    """Write stacked adapters as a run directory keeps them, durably."""
+    """Write stacked adapters as a run directory keeps them, durably.
+
+    Raises:
+        TrainingError: a number is not finite; nothing was written.
+        StorageError: the file cannot be written.
+    """
     tensors = {f"{name}.lora_A": tensor.contiguous() for name, tensor in adapters.down.items()}
     tensors |= {f"{name}.lora_B": tensor.contiguous() for name, tensor in adapters.up.items()}
+    wrong = next((name for name, tensor in tensors.items() if not is_finite(tensor)), None)
+    if wrong is not None:
+        raise TrainingError(f"{path.name}: {wrong} holds numbers that are not finite; lower the learning rate")
     save_tensors(path, tensors)
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from reticent._records import check_schema
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
@@ -41,7 +41,8 @@ class CorpusRecord(_Record):
 class Manifest(_Record):
     """Everything needed to tell what a run is, and the hashes of its files.
 
-    `corpus`, `training` and `membership_seed` are absent from a run imported from PEFT folders.
+    `corpus`, `training` and `membership_seed` are absent from a run imported from PEFT folders. Where no file says who
+    is in which world, the assignment is unknown, whatever else was written.
     """
 
     schema_version: int = Field(strict=True, ge=1)
@@ -55,6 +56,13 @@ class Manifest(_Record):
     assignment: Assignment = Assignment.OVERLAPPING
     versions: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unknown_without_membership(cls, content: Any) -> Any:
+        if isinstance(content, dict) and MEMBERSHIP_NAME not in content.get("files", {}):
+            return content | {"assignment": Assignment.UNKNOWN}
+        return content
 
     @field_validator("files")
     @classmethod

@@ -1,0 +1,123 @@
+"""What an exported world says of the run it is from, so that it comes back as what it was.
+
+`export_world` writes a record beside the adapter; `import_worlds` puts the records of all worlds of one run together
+again. Without them nobody can tell overlapping worlds from disjoint shards: the tensors look alike.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from reticent._files import atomic_write_bytes
+from reticent._records import check_schema
+from reticent.errors import RunDirectoryError
+from reticent.worlds.assignment import Assignment
+
+RECORD_NAME = "reticent_world.json"
+SCHEMA_VERSION = 1
+
+
+class WorldRecord(BaseModel):
+    """One world of a run whose membership is known.
+
+    Attributes:
+        run: SHA-256 of the run's manifest.
+        world: which of its worlds.
+        num_worlds: how many it has.
+        assignment: how its units were given to worlds.
+        num_units: how many privacy units it has.
+        units: those that this world holds, by number.
+        weights: SHA-256 of the adapter's weight file that the record is about.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = Field(strict=True, ge=1)
+    run: str
+    world: int = Field(ge=0)
+    num_worlds: int = Field(ge=2, multiple_of=2)
+    assignment: Assignment
+    num_units: int = Field(ge=1)
+    units: tuple[int, ...]
+    weights: str
+
+    @property
+    def members(self) -> NDArray[np.bool_]:
+        """Which units this world holds, bool[num_units]."""
+        members = np.zeros(self.num_units, dtype=np.bool_)
+        members[list(self.units)] = True
+        return members
+
+
+def write_record(folder: Path, record: WorldRecord) -> None:
+    """Write a world's record into the folder that it is exported to, durably."""
+    atomic_write_bytes(folder / RECORD_NAME, (record.model_dump_json() + "\n").encode())
+
+
+def read_record(folder: Path, weights: str) -> WorldRecord | None:
+    """The record in a folder; None where there is none.
+
+    Args:
+        folder: an adapter's folder.
+        weights: SHA-256 of its weight file.
+
+    Raises:
+        RunDirectoryError: the record is damaged, of a newer schema, or about other weights.
+    """
+    path = folder / RECORD_NAME
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        check_schema(path, content, SCHEMA_VERSION)
+        record = WorldRecord.model_validate(content)
+        if record.world >= record.num_worlds or not all(0 <= unit < record.num_units for unit in record.units):
+            raise ValueError("it names a world or a unit that the run does not have")
+    except (OSError, ValidationError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunDirectoryError(f"{path} is damaged ({reason}); export the world again") from None
+    if record.weights != weights:
+        raise RunDirectoryError(
+            f"{folder} holds weights of SHA-256 {weights}, and {RECORD_NAME} is about {record.weights}; export the "
+            f"world again, or delete {RECORD_NAME} in every folder if these are no worlds of that run any more"
+        )
+    return record
+
+
+def joined_membership(
+    folders: Sequence[Path], records: Sequence[WorldRecord | None]
+) -> tuple[Assignment, NDArray[np.bool_]] | None:
+    """How units were given to the worlds in these folders, and who is in which, bool[units, m]; None if none says so.
+
+    Raises:
+        RunDirectoryError: the folders are not the worlds of one run, all of them and each once.
+    """
+    found = [(folder, record) for folder, record in zip(folders, records, strict=True) if record is not None]
+    if not found:
+        return None
+    remedy = f"import all worlds of one run, or delete {RECORD_NAME} in every folder and give --membership"
+    first_folder, first = found[0]
+    if len(found) < len(folders):
+        bare = next(folder for folder, record in zip(folders, records, strict=True) if record is None)
+        raise RunDirectoryError(f"{first_folder} is a world of a run and {bare} does not say what it is; {remedy}")
+    for folder, record in found[1:]:
+        same = (record.run, record.num_worlds, record.assignment, record.num_units)
+        if same != (first.run, first.num_worlds, first.assignment, first.num_units):
+            raise RunDirectoryError(f"{first_folder} and {folder} are worlds of different runs; {remedy}")
+    worlds = [record.world for _, record in found]
+    if sorted(worlds) != list(range(first.num_worlds)):
+        raise RunDirectoryError(
+            f"the folders are worlds {', '.join(map(str, sorted(worlds)))} of a run of {first.num_worlds}; {remedy}"
+        )
+    members = np.stack([record.members for _, record in found], axis=1)
+    in_each_row = 1 if first.assignment is Assignment.DISJOINT else first.num_worlds // 2
+    if (members.sum(1) != in_each_row).any():
+        raise RunDirectoryError(
+            f"the records of {first_folder} and the others are damaged: not every unit is in {in_each_row} worlds of "
+            f"{first.num_worlds}; export them again"
+        )
+    return first.assignment, members
