@@ -9,10 +9,10 @@ TEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench experiments docs lint format lock clean
+.PHONY: help install demo test test-portable bench experiments docs lint format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## create .venv with the exact versions of the lock files
 
@@ -31,6 +31,15 @@ demo: $(INSTALLED) ## adapt the packaged model on synthetic letters and generate
 
 test: lint ## run lint, type check and all tests
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(TEST_WORKERS)
+
+# What computes along two paths and compares; the widest vectors a laptop without AVX-512 has, in every library.
+PORTABLE_TESTS := tests/ensemble tests/adaptation/test_multiworld.py tests/audit/test_scoring.py \
+  tests/audit/test_prefixes.py tests/audit/test_extraction.py tests/audit/test_self_prompted.py \
+  tests/decoding/test_drafts.py tests/evaluation/test_vote_casting.py tests/evaluation/test_model_votes.py
+
+test-portable: $(INSTALLED) ## run the numeric tests as a processor without AVX-512 would
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+	  OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(TEST_WORKERS) $(PORTABLE_TESTS)
 
 bench: $(INSTALLED) ## compare speed and memory with transformers and PEFT; see docs/performance.md
 	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks $(BENCH)

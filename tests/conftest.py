@@ -4,18 +4,21 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import hypothesis
 import pytest
 import torch
+from missing import pytest_terminal_summary, skip_without
 from tiny_models import build_tiny_model, save_tiny_model
 
 from reticent.ensemble.fused import why_not_compiled
 
-torch.set_num_threads(1)
+__all__ = ["pytest_terminal_summary"]  # a hook of pytest's, not called from here
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # How fast the machine is never decides a test.
 hypothesis.settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -23,19 +26,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any-machine")
 
 
-def _skip(reason: str) -> NoReturn:
-    """Skip a test for what the machine lacks; in CI it fails."""
-    if os.environ.get("CI", "").lower() in ("1", "true"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture
 def _compiler() -> None:
     """A working C++ compiler; without one the test is skipped, in CI it fails."""
     reason = why_not_compiled()
     if reason is not None:
-        _skip(f"nothing can be compiled: {reason}")
+        skip_without("compiled code", f"apt-get install g++; what went wrong here: {reason}")
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def postgresql_url() -> Iterator[str]:
     """A URL of an empty PostgreSQL schema of this test's own; without a server the test is skipped, in CI it fails."""
     server = os.environ.get("RETICENT_TEST_DATABASE_URL")
     if not server:
-        _skip("needs PostgreSQL: run `scripts/with_postgresql.sh make test`, which sets RETICENT_TEST_DATABASE_URL")
+        skip_without("PostgreSQL", "apt-get install postgresql, then scripts/with_postgresql.sh make test")
     import psycopg
 
     schema = f"test_{uuid.uuid4().hex}"
