@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from reticent import __version__
 from reticent.server import routes_openai, routes_operator
-from reticent.server.errors import install_error_handlers
+from reticent.server.error_handlers import install_error_handlers
 from reticent.server.logs import log_loop_problem
 from reticent.server.middleware import AccessLog, RequestBody
 from reticent.server.service import Service

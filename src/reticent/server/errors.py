@@ -4,20 +4,14 @@ Whatever a client sends, it gets one of these and never a traceback. Messages na
 right; they never repeat a prompt or a key.
 """
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 CLIENT_LEFT: Final = 499
-
-logger = logging.getLogger("reticent.server")
 
 
 class ApiError(Exception):
@@ -180,40 +174,3 @@ def too_many_connections() -> ApiError:
         retry_after=2,
         headers={"Connection": "close"},
     )
-
-
-def install_error_handlers(app: FastAPI) -> None:
-    """Give every error of the application the OpenAI shape."""
-
-    def respond(request: Request, error: ApiError) -> JSONResponse:
-        name_refusal(request.scope, error)
-        return error.response()
-
-    @app.exception_handler(ApiError)
-    async def api_error(request: Request, error: ApiError) -> JSONResponse:
-        return respond(request, error)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        message, param = _first_problem(error.errors())
-        return respond(request, ApiError(400, message, param=param))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        return respond(request, ApiError(error.status_code, str(error.detail), headers=error.headers))
-
-
-def _first_problem(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
-    """The first problem of a body in words, and the field it lies in; never the value that was sent."""
-    problem = problems[0]
-    place = [str(part) for part in problem["loc"] if part != "body"]
-    param = place[0] if place else None
-    match problem["type"]:
-        case "json_invalid":
-            return "The body is not valid JSON.", None
-        case "extra_forbidden":
-            return f"Unrecognized request argument: {param}", param
-        case "missing":
-            return f"{'.'.join(place) or 'The body'} is required.", param
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return (f"{param}: {message}" if param else message), param

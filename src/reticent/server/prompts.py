@@ -13,7 +13,7 @@ from reticent.decoding.text import TextDecoder
 from reticent.end_tokens import end_tokens
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError
-from reticent.server.schemas import Message
+from reticent.server.messages import Message
 
 
 class Prompts:

@@ -33,7 +33,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is malformed, or asks for what is refused."},
     401: {"model": ErrorResponse, "description": "No API key, or one that is not valid."},
     403: {"model": ErrorResponse, "description": "The API key lacks the scope."},
-    404: {"model": ErrorResponse, "description": "There is no such model."},
+    404: {"model": ErrorResponse, "description": "There is no such model or address."},
     408: {"model": ErrorResponse, "description": "The request came too slowly."},
     413: {"model": ErrorResponse, "description": "The body is too large."},
     429: {"model": ErrorResponse, "description": "The budget, a quota or the queue does not allow it."},

@@ -6,9 +6,22 @@ what only keeps the client's books is accepted and ignored; anything else is not
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_MEANING, WORLD_QUESTION
+from reticent.server.messages import PARTS_TAG, TEXT_TAG, Message, PromptText
 
 SCORES = "it would show scores, and only released tokens may leave"
 SAMPLING = "the worlds vote on whole distributions, so this cannot be honoured"
@@ -34,14 +47,53 @@ NOT_HONOURED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), PLAIN_TEXT),
     "web_search_options": ((), PLAIN_TEXT),
     "reasoning_effort": (("none",), PLAIN_TEXT),
+    "verbosity": (("medium",), "only max_tokens sets how long an answer may be"),
+    "moderation": ((), PLAIN_TEXT),
 }
 """Field: the values that ask for nothing, and why any other is refused. Null always asks for nothing."""
 
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=256)]
-PromptText = Annotated[StrictStr, Field(max_length=4_000_000)]
 TokenId = Annotated[StrictInt, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Count = Annotated[StrictInt, Field(ge=1, le=1 << 31)]
+
+
+_ONE, _SEVERAL, _TOKENS, _TOKEN_LISTS = "(one)", "(several)", "(tokens)", "(token lists)"
+UNION_TAGS = frozenset({_ONE, _SEVERAL, _TOKENS, _TOKEN_LISTS, TEXT_TAG, PARTS_TAG})
+"""What stands in the place of an error for the form that a value was taken to have; no field has such a name."""
+
+
+def _form_of_stop(value: Any) -> str | None:
+    return _ONE if isinstance(value, str) else _SEVERAL if isinstance(value, list) else None
+
+
+def _form_of_prompt(value: Any) -> str | None:
+    """The form of a prompt by its first element, so that an error is about the element that does not fit."""
+    if isinstance(value, str):
+        return _ONE
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return _SEVERAL if isinstance(first, str) else _TOKEN_LISTS if isinstance(first, list) else _TOKENS
+
+
+Stop = Annotated[
+    Annotated[StopText, Tag(_ONE)] | Annotated[list[StopText], Field(max_length=4), Tag(_SEVERAL)],
+    Discriminator(
+        _form_of_stop, custom_error_type="stop_type", custom_error_message="Give a string or a list of strings"
+    ),
+]
+Prompt = Annotated[
+    Annotated[PromptText, Tag(_ONE)]
+    | Annotated[TokenIds, Tag(_TOKENS)]
+    | Annotated[list[PromptText], Field(min_length=1, max_length=128), Tag(_SEVERAL)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=128), Tag(_TOKEN_LISTS)],
+    Discriminator(
+        _form_of_prompt,
+        custom_error_type="prompt_type",
+        custom_error_message="Give a string, a list of token ids, or a list of either",
+    ),
+]
 
 
 class StreamOptions(BaseModel):
@@ -57,7 +109,7 @@ class _Refusals(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    logprobs: StrictBool | StrictInt | None = None
+    logprobs: Any = None
     logit_bias: dict[str, float] | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -70,15 +122,14 @@ class _Refusals(BaseModel):
     prompt_cache_key: Annotated[StrictStr | None, Field(description="Accepted and ignored.")] = None
     store: Annotated[StrictBool | None, Field(description="Accepted and ignored: nothing is stored.")] = None
 
-    @model_validator(mode="after")
-    def _refuse(self) -> Self:
-        for name in type(self).model_fields.keys() & NOT_HONOURED.keys():
-            neutral, reason = NOT_HONOURED[name]
-            value = getattr(self, name)
-            # `0 == False` in Python, but `logprobs: 0` asks for a score.
-            if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
-                raise ValueError(f"{name} is refused: {reason}")
-        return self
+    @field_validator(*NOT_HONOURED, check_fields=False)
+    @classmethod
+    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
+        neutral, reason = NOT_HONOURED[str(info.field_name)]
+        # `0 == False` in Python, but `logprobs: 0` asks for a score.
+        if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
+            raise ValueError(f"refused, as {reason}")
+        return value
 
 
 class SamplingRequest(_Refusals):
@@ -88,7 +139,7 @@ class SamplingRequest(_Refusals):
     n: Annotated[StrictInt, Field(ge=1, le=128)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    stop: Stop | None = None
     max_tokens: Count | None = None
     temperature: Annotated[
         float | None, Field(ge=0, le=2, allow_inf_nan=False, description="0 takes each world's most likely token.")
@@ -120,37 +171,10 @@ class SamplingRequest(_Refusals):
 class CompletionRequest(SamplingRequest):
     """Continue one prompt or several."""
 
-    prompt: (
-        PromptText
-        | TokenIds
-        | Annotated[list[PromptText], Field(min_length=1, max_length=128)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=128)]
-    )
+    prompt: Prompt
     best_of: StrictInt | None = None
     echo: StrictBool | None = None
     suffix: StrictStr | None = None
-
-
-class TextPart(BaseModel):
-    """A piece of a message; text is the only kind."""
-
-    model_config = ConfigDict(extra="forbid")
-    type: Literal["text"]
-    text: PromptText
-
-
-class Message(BaseModel):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid")
-    role: Literal["system", "developer", "user", "assistant"]
-    content: PromptText | Annotated[list[TextPart], Field(min_length=1)]
-    name: StrictStr | None = None
-
-    @property
-    def text(self) -> str:
-        """The message's text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatCompletionRequest(SamplingRequest):
@@ -160,16 +184,20 @@ class ChatCompletionRequest(SamplingRequest):
     max_completion_tokens: Count | None = None
     top_logprobs: StrictInt | None = None
     tools: list[Any] | None = None
-    tool_choice: StrictStr | dict[str, Any] | None = None
+    tool_choice: Any = None
     parallel_tool_calls: Annotated[StrictBool | None, Field(description="Accepted and ignored.")] = None
     functions: list[Any] | None = None
-    function_call: StrictStr | dict[str, Any] | None = None
+    function_call: Any = None
     response_format: dict[str, Any] | None = None
     modalities: list[StrictStr] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
     reasoning_effort: StrictStr | None = None
+    verbosity: StrictStr | None = None
+    moderation: Any = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, Field(description="Accepted and ignored.")] = None
+    prompt_cache_retention: Annotated[StrictStr | None, Field(description="Accepted and ignored.")] = None
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
