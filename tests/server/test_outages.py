@@ -138,10 +138,10 @@ def test_full_disk_is_503_with_nothing_shown_and_service_resumes(live):
         with server.http() as http:
             ready = http.get("/readyz")
             if ready.status_code == 503:
-                assert ready.json() == {"ready": False, "reason": "the ledger cannot be written"}
+                assert ready.json() == {"ready": False, "reason": "the ledger cannot be written", "budget_spent": False}
             assert http.get("/healthz").status_code == 200
     with server.http() as http:
-        assert http.get("/readyz").json() == {"ready": True, "reason": None}
+        assert http.get("/readyz").json() == {"ready": True, "reason": None, "budget_spent": False}
         metrics = http.get("/metrics").text
     assert client.completions.create(**ASK, max_tokens=5).usage.completion_tokens >= 1
     assert "reticent_ledger_failures_total 0.0" not in metrics

@@ -67,6 +67,11 @@ class Mark:
         return cls(path, descriptor, tokens, 1 - slot)
 
     @property
+    def folder(self) -> Path:
+        """The folder it lies in."""
+        return self._path.parent
+
+    @property
     def tokens(self) -> int:
         """The number of tokens known to be released."""
         return self._tokens

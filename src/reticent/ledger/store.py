@@ -35,6 +35,7 @@ from reticent.ledger.opening import (
     require_agreement,
     require_undeployed,
 )
+from reticent.ledger.room import DiskRoom
 from reticent.ledger.sealing import Checkpoint, seal, unseal
 from reticent.ledger.secret import Keyring
 from reticent.ledger.writer import probe
@@ -61,6 +62,8 @@ class Ledger:
         self._tokens = opened.checkpoint.state.tokens_released
         self._head = self._attempted_head = opened.checkpoint.head
         self._failed = False
+        folders = {opened.mark.folder} | (set() if database.file is None else {database.file.parent})
+        self._rooms = [DiskRoom(folder) for folder in sorted(folders)]
         self.curator = Curator(opened.checkpoint.state, self, noise)
         self.created = created
 
@@ -174,11 +177,14 @@ class Ledger:
     def healthy(self) -> bool:
         """Whether a release could be committed now, as far as can be told without making one.
 
-        Asks the database on a connection of its own; after a failed commit, whether it can be written again.
+        Asks the database on a connection of its own; after a failed commit, whether it can be written again. The disks
+        of the ledger's file and of the mark must take more bytes.
         """
         try:
             self._require_held()
         except DeploymentStateError:
+            return False
+        if not self._opened.writer.has_its_file or not all(room.is_there() for room in self._rooms):
             return False
         return probe(self._database, self._opened.writer.epoch, write=self._failed)
 

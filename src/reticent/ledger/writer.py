@@ -48,6 +48,11 @@ class Writer:
         """This writer's number in the row of writers; -1 before it is enrolled."""
         return self._epoch
 
+    @property
+    def has_its_file(self) -> bool:
+        """Whether the file that was opened is still in its place; True for PostgreSQL."""
+        return self._database.file_identity() == self._file
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One transaction, committed at the end of the block; on any exception it is rolled back or left in doubt.
@@ -111,7 +116,7 @@ class Writer:
         self._engine.dispose()
 
     def _connected(self) -> Connection:
-        if self._database.file_identity() != self._file:
+        if not self.has_its_file:
             # A connection would go on writing to the file that is no longer there, or create an empty one.
             raise DeploymentStateError(
                 f"{self._database} was deleted or replaced while this process used it; nothing more is released. "

@@ -12,7 +12,8 @@ from reticent import __version__
 from reticent.server import routes_openai, routes_operator
 from reticent.server.error_handlers import install_error_handlers
 from reticent.server.logs import log_loop_problem
-from reticent.server.middleware import AccessLog, RequestBody
+from reticent.server.middleware import AccessLog, HeadAsGet, RequestBody
+from reticent.server.readiness import ReadinessCheck
 from reticent.server.service import Service
 
 DESCRIPTION = (
@@ -53,12 +54,14 @@ def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
         strict_content_type=True,
     )
     app.state.service = service
+    app.state.readiness = ReadinessCheck(service)
     app.include_router(routes_openai.router)
     app.include_router(routes_operator.router)
     install_error_handlers(app)
     limits, connections = service.settings.limits, service.settings.connections
     app.add_middleware(RequestBody, max_bytes=limits.max_body_bytes, seconds=connections.body_seconds)
     app.add_middleware(AccessLog, metrics=service.metrics, addresses=connections.addresses)
+    app.add_middleware(HeadAsGet)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

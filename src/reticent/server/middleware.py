@@ -27,7 +27,7 @@ from reticent.server.settings import ClientAddresses
 logger = logging.getLogger("reticent.server")
 
 _UNKNOWN_ROUTE: Final = "other"
-_PROBES: Final = ("/healthz", "/readyz")
+_PROBES: Final = ("/health", "/healthz", "/readyz")
 _DISCARD_FACTOR: Final = 16
 _FIRST_REFUSAL: Final = 400
 
@@ -95,6 +95,24 @@ class AccessLog:
         if route not in _PROBES:
             measured = {"route": route, "status": status, "milliseconds": round(1000 * seconds, 1)}
             logger.info("request", extra=measured | fields)
+
+
+class HeadAsGet:
+    """Answers HEAD as GET, without the body: same status, same headers, same log line."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
 def _address(scope: Scope) -> str | None:

@@ -3,16 +3,17 @@
 import asyncio
 import time
 from importlib.resources import files
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from reticent.server.auth import Administrating
 from reticent.server.dashboard.summary import Summary, summarise
 from reticent.server.errors import ApiError
+from reticent.server.readiness import Readiness, ReadinessCheck
 from reticent.server.routes_openai import REFUSALS
 from reticent.server.service import Service
 
@@ -43,13 +44,18 @@ class Health(BaseModel):
     status: Literal["ok", "engine stopped"]
 
 
-class Readiness(BaseModel):
+class ReadinessReport(BaseModel):
     """Whether requests would be answered now."""
 
     ready: bool
     reason: str | None
+    budget_spent: Annotated[
+        bool,
+        Field(description="The budget covers no further token; ready all the same where the public model goes on."),
+    ]
 
 
+@router.get("/health", response_model=Health, responses={503: {"model": Health}})
 @router.get("/healthz", response_model=Health, responses={503: {"model": Health}})
 async def healthz(request: Request) -> JSONResponse:
     """Whether the process works; if not, it should be started again."""
@@ -57,20 +63,17 @@ async def healthz(request: Request) -> JSONResponse:
     return JSONResponse({"status": "ok" if alive else "engine stopped"}, 200 if alive else 503)
 
 
-@router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
+@router.get("/readyz", response_model=ReadinessReport, responses={503: {"model": ReadinessReport}})
 async def readyz(request: Request) -> JSONResponse:
-    """Whether requests would be answered now: the engine runs and the ledger can be written."""
-    reason = await asyncio.to_thread(why_not_ready, request.app.state.service)
-    return JSONResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+    """Whether requests would be answered now: the engine runs, the ledger can be written, and the budget lasts."""
+    found = await _readiness(request)
+    report = ReadinessReport(ready=found.reason is None, reason=found.reason, budget_spent=found.budget_spent)
+    return JSONResponse(report.model_dump(), 200 if report.ready else 503)
 
 
-def why_not_ready(service: Service) -> str | None:
-    """What keeps the server from answering, or None. Asks the database: call it off the event loop."""
-    if not service.batcher.is_running:
-        return "the engine has stopped, or the server is shutting down"
-    if not service.deployment.healthy():
-        return "the ledger cannot be written"
-    return None
+async def _readiness(request: Request) -> Readiness:
+    check: ReadinessCheck = request.app.state.readiness
+    return await check.run()
 
 
 @router.get(
@@ -87,8 +90,8 @@ async def metrics(request: Request, _: Administrating) -> Response:
 async def dashboard_data(request: Request, _: Administrating) -> Summary:
     """What the dashboard shows."""
     service: Service = request.app.state.service
-    reason = await asyncio.to_thread(why_not_ready, service)
-    return await asyncio.to_thread(summarise, service, int(time.time()), reason)
+    found = await _readiness(request)
+    return await asyncio.to_thread(summarise, service, int(time.time()), found.reason)
 
 
 @router.get("/", include_in_schema=False)
