@@ -15,6 +15,7 @@ import httpx
 import pytest
 import uvicorn
 from openai import OpenAI
+from server.engine_parts import Arithmetic, Recorder, make_curator
 from server.processes import Serving
 from worlds.small_runs import Silent, small_request, write_corpus
 
@@ -24,6 +25,7 @@ from reticent.ledger.secret import Keyring
 from reticent.ledger.store import Ledger
 from reticent.randomness import SystemNoise
 from reticent.server.app import create_app
+from reticent.server.batching import Batcher
 from reticent.server.service import Service, assemble
 from reticent.server.settings import Limits, OnExhausted, ServerSettings
 from reticent.worlds.building import build_run
@@ -152,6 +154,24 @@ def live(parts, tmp_path):
     """A function that starts a server of this test's own."""
     with contextlib.ExitStack() as stack:
         yield launcher(stack, parts, tmp_path)
+
+
+@pytest.fixture
+def started():
+    batchers = []
+
+    def start(ensemble=None, curator=None, observer=None, max_concurrent=8, max_queue=64, **options):
+        batcher = Batcher(
+            ensemble or Arithmetic(), curator or make_curator(), observer or Recorder(),
+            max_concurrent=max_concurrent, max_queue=max_queue, **options,
+        )  # fmt: skip
+        batcher.start()
+        batchers.append(batcher)
+        return batcher
+
+    yield start
+    for batcher in batchers:
+        batcher.close(0)
 
 
 @pytest.fixture(scope="session")

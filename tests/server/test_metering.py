@@ -7,8 +7,8 @@ import pytest
 
 from reticent.ledger.api_keys import ApiKey
 from reticent.ledger.usage import Spending
-from reticent.server.jobs import FairQueue
 from reticent.server.metering import KeyMeter, Meters
+from reticent.server.turns import FairQueue
 
 
 def job(key_id, name=None):
@@ -23,7 +23,7 @@ def test_the_key_with_the_fewest_answers_is_served_then_the_one_that_waited_long
         queue.push(job(key, 0))
     order, active = [], {}
     while len(queue):
-        taken = queue.pop(active)
+        taken = queue.pop(queue.next_key(active))
         order.append(f"{taken.key_id}{taken.name}")
         active[taken.key_id] = active.get(taken.key_id, 0) + 1
     assert order == ["a0", "b0", "c0", "a1", "a2", "a3"]
@@ -33,11 +33,11 @@ def test_equal_keys_take_turns_and_a_late_key_is_not_starved():
     queue = FairQueue()
     for position in range(50):
         queue.push(job("a", position))
-    assert queue.pop({}).key_id == "a"
+    assert queue.pop(queue.next_key({})).key_id == "a"
     for position in range(3):
         queue.push(job("b", position))
-    assert [queue.pop({}).key_id for _ in range(6)] == ["b", "a", "b", "a", "b", "a"]
-    assert queue.pop({"a": 9}).key_id == "a"
+    assert [queue.pop(queue.next_key({})).key_id for _ in range(6)] == ["b", "a", "b", "a", "b", "a"]
+    assert queue.pop(queue.next_key({"a": 9})).key_id == "a"
 
 
 def test_removed_and_drained_jobs_are_gone():
@@ -49,7 +49,7 @@ def test_removed_and_drained_jobs_are_gone():
     assert not queue.remove(one)
     assert (len(queue), queue.drain(), len(queue)) == (1, [two], 0)
     with pytest.raises(IndexError):
-        queue.pop({})
+        queue.pop(queue.next_key({}))
 
 
 def test_total_is_exact_and_put_back_tokens_count_again():

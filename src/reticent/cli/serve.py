@@ -1,7 +1,6 @@
 """`reticent serve`: a run as an HTTP service with OpenAI's interface."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +19,18 @@ from reticent.cli.deployment import (
 from reticent.cli.output import notes
 from reticent.cli.serve_options import (
     CONNECTIONS,
+    LIMITS,
     Addresses,
     BodyTimeout,
+    DefaultMaxTokens,
     HeadTimeout,
+    MaxAnswers,
+    MaxBodyBytes,
+    MaxConcurrent,
     MaxConnections,
+    MaxPromptTokens,
+    MaxQueue,
+    MaxTokens,
     TrustedProxies,
     WriteTimeout,
 )
@@ -32,8 +39,6 @@ from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
 from reticent.pac.laws import ReleaseLaw
 from reticent.server.settings import ConnectionLimits, Limits, OnExhausted, ServerSettings
-
-_LIMITS = Limits()
 
 
 def serve(
@@ -56,15 +61,13 @@ def serve(
     temperature_default: Annotated[float, typer.Option(help="Temperature where a request names none.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     drafts: Drafts = 0,
-    max_concurrent: Annotated[int, typer.Option(help="Answers that are decoded together.")] = _LIMITS.max_concurrent,
-    max_queue: Annotated[int, typer.Option(help="Answers that may wait.")] = _LIMITS.max_queue,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Longest prompt; what the context window leaves room for unless given.")
-    ] = None,
-    max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = _LIMITS.max_body_bytes,
-    default_max_tokens: Annotated[
-        int, typer.Option(help="Length of a chat answer whose request names none.")
-    ] = _LIMITS.default_max_tokens,
+    max_concurrent: MaxConcurrent = LIMITS.max_concurrent,
+    max_queue: MaxQueue = LIMITS.max_queue,
+    max_answers: MaxAnswers = LIMITS.max_answers,
+    max_tokens: MaxTokens = LIMITS.max_tokens,
+    max_prompt_tokens: MaxPromptTokens = LIMITS.max_prompt_tokens,
+    max_body_bytes: MaxBodyBytes = LIMITS.max_body_bytes,
+    default_max_tokens: DefaultMaxTokens = LIMITS.default_max_tokens,
     refuse_seeds: Annotated[
         bool, typer.Option("--refuse-seeds", help="Refuse clients' seeds, which make it cheap to probe for dissent.")
     ] = False,
@@ -85,10 +88,11 @@ def serve(
 
     The first use draws the deployment's secret world; later uses go on with the same secret, posterior and account.
     """
-    limits = replace(
-        _LIMITS,
+    limits = Limits(
         max_concurrent=max_concurrent,
         max_queue=max_queue,
+        max_answers=max_answers,
+        max_tokens=max_tokens,
         max_prompt_tokens=max_prompt_tokens,
         max_body_bytes=max_body_bytes,
         default_max_tokens=default_max_tokens,

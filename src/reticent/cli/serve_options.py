@@ -1,12 +1,13 @@
-"""Options of `reticent serve` about connections and what is logged of clients."""
+"""Options of `reticent serve` about what clients may ask for, their connections, and what is logged of them."""
 
 from typing import Annotated, Final
 
 import typer
 
-from reticent.server.settings import ClientAddresses, ConnectionLimits
+from reticent.server.settings import ClientAddresses, ConnectionLimits, Limits
 
 CONNECTIONS: Final = ConnectionLimits()
+LIMITS: Final = Limits()
 
 MaxConnections = Annotated[
     int, typer.Option(help="Connections at one time; fewer where the process may open too few files.")
@@ -24,3 +25,13 @@ TrustedProxies = Annotated[
 Addresses = Annotated[
     ClientAddresses, typer.Option(help="Log lines that name the client's address: those about refusals, all, or none.")
 ]
+
+MaxConcurrent = Annotated[int, typer.Option(help="Answers that are decoded together.")]
+MaxQueue = Annotated[int, typer.Option(help="Answers of one API key that may wait.")]
+MaxAnswers = Annotated[int, typer.Option(help="Most answers to one request: n times its prompts.")]
+MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
+MaxPromptTokens = Annotated[
+    int | None, typer.Option(help="Longest prompt; what the context window leaves room for unless given.")
+]
+MaxBodyBytes = Annotated[int, typer.Option(help="Largest request body.")]
+DefaultMaxTokens = Annotated[int, typer.Option(help="Length of a chat answer whose request names none.")]

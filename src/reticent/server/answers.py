@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,20 +11,18 @@ from fastapi import Request
 from reticent.decoding.drafts import Pace
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ledger.api_keys import ApiKey
-from reticent.pac.accounting import charge_units
 from reticent.randomness import PublicCoins
 from reticent.server import errors
-from reticent.server.batching import ClosingError, QueueFullError
+from reticent.server.admission import Admission
+from reticent.server.batching import ClosingError
 from reticent.server.errors import ApiError
 from reticent.server.jobs import Ending, Job, TokenSource
 from reticent.server.metering import KeyMeter
 from reticent.server.service import Service
-from reticent.server.settings import OnExhausted
 from reticent.server.streaming import AnswerText
+from reticent.server.turns import QueueFullError
 
 logger = logging.getLogger("reticent.server")
-
-_RETRY_QUEUE_SECONDS = 2
 
 _ERRORS: dict[Ending, Callable[[], ApiError]] = {
     Ending.BUDGET: errors.budget_exhausted,
@@ -118,20 +115,25 @@ class Asked:
 
     Attributes:
         identifier: of the request; public.
-        key: the asking key, or None.
+        admission: that it may be worked on, for which key, and what was taken from the key's rate.
         prompts: one or several.
         num_choices: answers for each prompt.
         max_tokens: for each prompt, at most so many tokens in an answer.
     """
 
     identifier: str
-    key: ApiKey | None
+    admission: Admission
     prompts: Sequence[list[int]]
     num_choices: int
     max_tokens: Sequence[int]
     settings: DecodingSettings
     stops: Sequence[str]
     seed: int | None
+
+    @property
+    def key(self) -> ApiKey | None:
+        """The asking key, or None."""
+        return self.admission.key
 
 
 def decoding_for(service: Service, temperature: float | None) -> DecodingSettings:
@@ -157,35 +159,24 @@ class Answers:
         self._service = service
         self.asked = asked
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
-        self._meter = service.meters.of(asked.key)
         self._sinks: list[ChoiceSink] = []
         self._jobs = self._make_jobs(asyncio.get_running_loop())
-        self._reserved = asked.num_choices * sum(asked.max_tokens)
         self._key_has_ended = False
         self.finished: dict[int, Finished] = {}
 
     @classmethod
     def start(cls, service: Service, asked: Asked) -> "Answers":
-        """Check budget, quotas and queue, and start all answers of a request, or none.
+        """Start all answers of a request, or none.
 
         Raises:
-            ApiError: status 429 or 503.
+            ApiError: the queue is full, or the server is stopping.
         """
-        charge = charge_units(asked.settings.step_budget)
-        if service.settings.on_exhausted is OnExhausted.REFUSE and not service.curator.account.can_afford(charge):
-            raise errors.budget_exhausted()
-        limits = service.settings.limits
-        if asked.num_choices * len(asked.prompts) > limits.max_queue + limits.max_concurrent:
-            raise ApiError(
-                400, f"One request may have {limits.max_queue + limits.max_concurrent} answers here.", param="n"
-            )
         answers = cls(service, asked)
-        answers._reserve()
         try:
             service.batcher.submit(answers._jobs)
         except (QueueFullError, ClosingError) as error:
-            answers._meter.give_back(answers._reserved)
-            raise _not_queued(error) from None
+            asked.admission.give_back()
+            raise (errors.queue_full() if isinstance(error, QueueFullError) else errors.shutting_down()) from None
         service.key_watch.add(answers)
         return answers
 
@@ -207,7 +198,7 @@ class Answers:
     @property
     def meter(self) -> KeyMeter:
         """What the asking key has used, and may still have."""
-        return self._meter
+        return self.asked.admission.meter
 
     async def events(self) -> AsyncGenerator[Event]:
         """Pieces and ends as they come, until every answer has ended; leaving early stops the answers."""
@@ -222,7 +213,7 @@ class Answers:
         finally:
             self._service.key_watch.discard(self)
             self.cancel()
-            self._meter.give_back(self._reserved - self.num_tokens)
+            self.asked.admission.give_back(self.num_tokens)
 
     def cancel(self) -> None:
         """Stop all answers that have not ended."""
@@ -241,28 +232,6 @@ class Answers:
             pass
         self.cancel()
 
-    def _reserve(self) -> None:
-        if self._meter.exhausted:
-            raise errors.quota_exhausted()
-        wait = self._meter.reserve(self._reserved)
-        if wait == math.inf:
-            raise ApiError(
-                429,
-                f"This request may write {self._reserved} tokens, more than its API key may have in a minute. "
-                "Lower max_tokens or n.",
-                kind="rate_limit_error",
-                param="max_tokens",
-                code="rate_limit_exceeded",
-            )
-        if wait > 0:
-            raise ApiError(
-                429,
-                "This API key has used its tokens of the last minute. Try again later.",
-                kind="rate_limit_error",
-                code="rate_limit_exceeded",
-                retry_after=math.ceil(wait),
-            )
-
     def _make_jobs(self, loop: asyncio.AbstractEventLoop) -> list[Job[Any]]:
         def post(event: Event) -> None:
             # A loop that has closed has no reader left.
@@ -280,27 +249,15 @@ class Answers:
                 jobs.append(
                     Job(
                         request=f"{asked.identifier}-{index}",
-                        key_id=None if asked.key is None else asked.key.id,
+                        key_id=asked.admission.key_id,
                         prompt=prompt,
                         settings=asked.settings,
                         coins=coins,
                         max_tokens=max_tokens,
                         stop_tokens=prompts.stop_tokens,
                         sink=sink,
-                        allowance=self._meter,
+                        allowance=asked.admission.meter,
                         pace=Pace(self._service.settings.num_drafts),
                     )
                 )
         return jobs
-
-
-def _not_queued(error: QueueFullError | ClosingError) -> ApiError:
-    if isinstance(error, ClosingError):
-        return errors.shutting_down()
-    return ApiError(
-        429,
-        "Too many requests wait already. Try again later.",
-        kind="rate_limit_error",
-        code="rate_limit_exceeded",
-        retry_after=_RETRY_QUEUE_SECONDS,
-    )

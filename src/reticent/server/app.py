@@ -41,6 +41,7 @@ def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
         finally:
             await asyncio.to_thread(service.batcher.close, drain_seconds)
             watching.cancel()
+            service.tokenising.close()
 
     # No interactive documentation: its pages load scripts from elsewhere.
     app = FastAPI(

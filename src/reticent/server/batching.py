@@ -3,8 +3,13 @@
 What is guaranteed. One thread computes and releases; it alone touches the curator. Each step it casts the votes of
 every answer whose prompt is read, releases them in the order of admission with one commit, hands the tokens on, and
 extends the contexts of the answers that go on. All votes of a step are fixed before any of its tokens is seen, and no
-token is handed on before its charge is durable. Between two steps it reads one part of one new answer's prompt, so that
-a long prompt slows the others down but does not stop them.
+token is handed on before its charge is durable. Between two steps it reads one part of one prompt, so that a long
+prompt slows the others down but does not stop them; keys take turns at reading, one prompt each at a time.
+
+Places in the batch are shared among the API keys that want any. Where a key waits that has fewer than its share, an
+answer of the key that has the most is suspended between two steps: it gives up its place and its caches, goes to the
+head of its key's line, and is read again, prompt and tokens so far, when its turn comes. So no more contexts are held
+than there are places. A suspended answer loses no token and is charged for none twice.
 
 What is done, in which order and how often, is a function of requests, limits, released tokens and the account: never of
 the realised world.
@@ -16,8 +21,10 @@ the realised world.
 | the ledger cannot be written | every answer in the batch ends with `STORAGE`; the next ones try again |
 | a prompt cannot be read, votes not cast, or a token not handed on | that answer ends with `FAULT`, the others go on |
 | contexts cannot be extended | every answer that would have gone on ends with `FAULT` |
-| an answer is cancelled | it leaves before the next step; what was released stays charged |
-| the server stops | no new answers; those at hand are finished, or end with `SHUTDOWN` after a deadline |
+| an answer is cancelled | it leaves before the next step, or at once where it waits; what was released stays charged |
+| a suspended answer cannot be read again | that answer ends with `FAULT`; its tokens stay charged |
+| answers of one key fill its line | the key's further requests are refused whole; other keys' lines are their own |
+| the server stops | no new answers; those at hand or suspended are finished, or end with `SHUTDOWN` at a deadline |
 """
 
 import logging
@@ -31,8 +38,9 @@ from typing import Any, Generic, Protocol
 from reticent.decoding.drafts import Continuation, extend_with_drafts
 from reticent.pac.curator import Curator
 from reticent.protocols import C, ServedEnsemble
-from reticent.server.jobs import Ending, FairQueue, Job, TokenSource
+from reticent.server.jobs import Ending, Job, TokenSource
 from reticent.server.stepping import Step, decode_step
+from reticent.server.turns import FairQueue, QueueFullError, answer_to_suspend
 
 logger = logging.getLogger("reticent.server")
 
@@ -49,20 +57,17 @@ class Observer(Protocol):
         ...
 
 
-class QueueFullError(Exception):
-    """More answers wait than may."""
-
-
 class ClosingError(Exception):
     """The server is stopping."""
 
 
 @dataclass
 class _Reading(Generic[C]):
-    """An answer whose prompt is being read, what is left of the work, and the seconds it took so far."""
+    """An answer whose prompt is being read, what is left of the work, and how many parts and seconds it took so far."""
 
     job: Job[C]
     parts: Generator[None, None, C]
+    num_parts: int = 0
     seconds: float = 0.0
 
 
@@ -74,7 +79,7 @@ class Batcher(Generic[C]):
         curator: of the deployment; used on the engine thread only, but for its account, which never changes in place.
         observer: is told of every step.
         max_concurrent: answers in the batch.
-        max_queue: answers that may wait.
+        max_queue: answers of one key that may wait.
         public_fallback: whether the public model goes on where the budget ends.
     """
 
@@ -94,9 +99,9 @@ class Batcher(Generic[C]):
         self._max_concurrent = max_concurrent
         self._max_queue = max_queue
         self._public_fallback = public_fallback
-        self._waiting: FairQueue[C] = FairQueue()
+        self._waiting: FairQueue[Job[C]] = FairQueue()
         self._active: list[Job[C]] = []
-        self._reading: _Reading[C] | None = None
+        self._readings: list[_Reading[C]] = []
         self._changed = threading.Condition()
         self._closing = False
         self._deadline = float("inf")
@@ -108,17 +113,17 @@ class Batcher(Generic[C]):
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job[C]]) -> None:
-        """Queue all jobs of a request, or none.
+        """Queue all jobs of a request, which are of one key, or none.
 
         Raises:
-            QueueFullError: they do not all find a place.
+            QueueFullError: they do not all find a place in their key's line.
             ClosingError: the server is stopping.
         """
         with self._changed:
             if self._closing or not self._thread.is_alive():
                 raise ClosingError
             free = max(0, self._max_concurrent - len(self._active))
-            if len(self._waiting) + len(jobs) > self._max_queue + free:
+            if self._waiting.length_of(jobs[0].key_id) + len(jobs) > self._max_queue + free:
                 raise QueueFullError
             for job in jobs:
                 self._waiting.push(job)
@@ -134,12 +139,16 @@ class Batcher(Generic[C]):
 
     def close(self, drain_seconds: float) -> None:
         """Take no more jobs, finish those at hand within `drain_seconds`, and end the thread."""
-        with self._changed:
-            self._closing = True
-            self._deadline = time.monotonic() + drain_seconds
-            self._changed.notify()
+        self.begin_closing(drain_seconds)
         if self._thread.is_alive():
             self._thread.join()
+
+    def begin_closing(self, drain_seconds: float) -> None:
+        """`close`, without waiting for the thread; a later call can bring the end forward, not put it off."""
+        with self._changed:
+            self._closing = True
+            self._deadline = min(self._deadline, time.monotonic() + drain_seconds)
+            self._changed.notify()
 
     @property
     def num_active(self) -> int:
@@ -157,6 +166,11 @@ class Batcher(Generic[C]):
         return self._thread.is_alive() and not self._closing
 
     @property
+    def has_stopped(self) -> bool:
+        """Whether every answer has ended and the thread with them."""
+        return self._closing and not self._thread.is_alive()
+
+    @property
     def commit_failed(self) -> bool:
         """Whether the last attempt to write the ledger failed."""
         return self._commit_failed
@@ -165,6 +179,7 @@ class Batcher(Generic[C]):
         try:
             while self._wait_for_work():
                 self._drop_cancelled()
+                self._admit()
                 self._read_on()
                 if ready := [job for job in self._active if job.context is not None]:
                     self._step(ready)
@@ -188,8 +203,7 @@ class Batcher(Generic[C]):
     def _end(self, job: Job[C], ending: Ending) -> None:
         with self._changed:
             self._active.remove(job)
-        if self._reading is not None and self._reading.job is job:
-            self._reading = None
+        self._readings = [reading for reading in self._readings if reading.job is not job]
         job.context = None
         _tell_end(job, ending)
 
@@ -197,33 +211,46 @@ class Batcher(Generic[C]):
         for job in [job for job in self._active if job.cancelled]:
             self._end(job, Ending.CANCELLED)
 
+    def _admit(self) -> None:
+        """Admit the answer whose turn it is, if a place is free or made free, and start to read its prompt."""
+        with self._changed:
+            places = Counter(job.key_id for job in self._active)
+            try:
+                key_id = self._waiting.next_key(places, {reading.job.key_id for reading in self._readings})
+            except IndexError:
+                return
+            if len(self._active) >= self._max_concurrent:
+                if (suspended := answer_to_suspend(self._active, key_id)) is None:
+                    return
+                self._suspend(suspended)
+            job = self._waiting.pop(key_id)
+            self._active.append(job)
+        self._readings.append(_Reading(job, self._ensemble.opening([*job.prompt, *job.written])))
+
+    def _suspend(self, job: Job[C]) -> None:
+        """Take an answer out of the batch, to be read again when its turn comes; the lock is held."""
+        self._active.remove(job)
+        job.context, job.turn = None, 0
+        self._waiting.push_first(job)
+
     def _read_on(self) -> None:
-        """Read the next part of a prompt, admitting an answer if none is being read."""
-        if self._reading is None:
-            self._reading = self._admitted()
-        reading = self._reading
-        if reading is None:
+        """Read one part of a prompt; keys take turns."""
+        if not self._readings:
             return
+        reading = self._readings.pop(0)
         started = time.perf_counter()
         try:
             next(reading.parts)
         except StopIteration as end:
-            reading.job.context = end.value
-            self._reading = None
+            reading.job.context, reading.job.num_parts = end.value, reading.num_parts + 1
             self._observer.prefilled(reading.seconds + time.perf_counter() - started)
         except Exception:
             logger.exception("a prompt could not be read", extra={"request_id": reading.job.request})
             self._end(reading.job, Ending.FAULT)
         else:
+            reading.num_parts += 1
             reading.seconds += time.perf_counter() - started
-
-    def _admitted(self) -> "_Reading[C] | None":
-        with self._changed:
-            if not len(self._waiting) or len(self._active) >= self._max_concurrent:
-                return None
-            job = self._waiting.pop(Counter(job.key_id for job in self._active))
-            self._active.append(job)
-        return _Reading(job, self._ensemble.opening(job.prompt))
+            self._readings.append(reading)
 
     def _step(self, jobs: Sequence[Job[C]]) -> None:
         started = time.perf_counter()
@@ -239,7 +266,8 @@ class Batcher(Generic[C]):
 
     def _hand_on(self, job: Job[C], token: int, source: TokenSource) -> bool:
         """Give an answer its token; return whether it goes on."""
-        job.step += 1
+        job.written.append(token)
+        job.turn += 1
         is_stop = token in job.stop_tokens
         try:
             wants_more = job.sink.push(token, source, is_stop)

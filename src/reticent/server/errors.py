@@ -124,6 +124,17 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", kind="server_error", code="shutting_down", retry_after=10)
 
 
+def queue_full() -> ApiError:
+    """Too much waits for this key already."""
+    return ApiError(
+        429,
+        "Too many requests wait already. Try again later.",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=2,
+    )
+
+
 def client_left() -> ApiError:
     """Nobody reads this; its status, which nginx uses too, is for logs and metrics."""
     return ApiError(CLIENT_LEFT, "The client closed the connection.")

@@ -1,7 +1,5 @@
-"""One answer in the making, and the queue in which answers wait for a place in the batch."""
+"""One answer in the making."""
 
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol
@@ -80,7 +78,9 @@ class Job(Generic[C]):
         pace: how many tokens are guessed ahead for it.
         cancelled: set, by any thread, when nobody wants the answer any more.
         context: what the engine holds of it, while it is in the batch.
-        step: tokens so far.
+        written: its tokens so far.
+        num_parts: in how many parts it was last read.
+        turn: steps since then.
     """
 
     request: str
@@ -95,63 +95,17 @@ class Job(Generic[C]):
     pace: Pace = field(default_factory=lambda: Pace(0))
     cancelled: bool = False
     context: C | None = field(default=None, repr=False)
-    step: int = 0
+    written: list[int] = field(default_factory=list, repr=False)
+    num_parts: int = 0
+    turn: int = 0
+
+    @property
+    def step(self) -> int:
+        """The number of the step that comes next: tokens so far."""
+        return len(self.written)
 
     @property
     def open_context(self) -> C:
         """The context of an answer whose prompt has been read."""
         assert self.context is not None, "an answer is decoded once its prompt is read"
         return self.context
-
-
-class FairQueue(Generic[C]):
-    """Answers that wait, one line for each API key.
-
-    The next to be admitted is of the key with the fewest answers in the batch; among such keys, of the one that was
-    served longest ago. A key that asks for much waits for its own answers, not others for it.
-    """
-
-    def __init__(self) -> None:
-        self._lines: dict[str | None, deque[Job[C]]] = {}
-        self._last_served: dict[str | None, int] = {}
-        self._num_served = 0
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def push(self, job: Job[C]) -> None:
-        """Put a job at the end of its key's line."""
-        self._lines.setdefault(job.key_id, deque()).append(job)
-        self._length += 1
-
-    def pop(self, active: Mapping[str | None, int]) -> Job[C]:
-        """Take the job whose turn it is, given how many answers each key has in the batch.
-
-        Raises:
-            IndexError: nobody waits.
-        """
-        waiting = [key for key, line in self._lines.items() if line]
-        if not waiting:
-            raise IndexError("nobody waits")
-        key = min(waiting, key=lambda key: (active.get(key, 0), self._last_served.get(key, 0)))
-        self._num_served += 1
-        self._last_served[key] = self._num_served
-        self._length -= 1
-        return self._lines[key].popleft()
-
-    def remove(self, job: Job[C]) -> bool:
-        """Take a job out of its line; return whether it was there."""
-        line = self._lines.get(job.key_id)
-        if line is None or job not in line:
-            return False
-        line.remove(job)
-        self._length -= 1
-        return True
-
-    def drain(self) -> list[Job[C]]:
-        """Take out all jobs."""
-        jobs = [job for line in self._lines.values() for job in line]
-        self._lines.clear()
-        self._length = 0
-        return jobs

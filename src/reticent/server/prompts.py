@@ -5,7 +5,7 @@ Safe to use from several threads. Encoding long prompts takes time: call it off 
 
 import threading
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 from reticent import _validate
 from reticent.adaptation.texts import encode_prompt
@@ -14,6 +14,9 @@ from reticent.end_tokens import end_tokens
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError
 from reticent.server.messages import Message
+
+BYTES_PER_TOKEN: Final = 16
+"""Longest prompt in bytes, for each token that fits: several times what any language takes on average."""
 
 
 class Prompts:
@@ -54,6 +57,7 @@ class Prompts:
             ApiError: it is too long or empty, or a token is not in the vocabulary.
         """
         if isinstance(prompt, str):
+            self._check_bytes(prompt, "prompt")
             try:
                 with self._lock:
                     tokens = encode_prompt(self._tokenizer, prompt)
@@ -76,11 +80,15 @@ class Prompts:
                 param="messages",
                 code="no_chat_template",
             )
+        self._check_bytes("".join(message.text for message in messages), "messages")
         conversation = [{"role": message.role, "content": message.text} for message in messages]
         try:
             with self._lock:
                 text = self._tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+                self._check_bytes(text, "messages")
                 tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except ApiError:
+            raise
         except Exception as error:  # noqa: BLE001 - a template is foreign code; a traceback could quote the conversation
             raise ApiError(
                 400, f"The model's chat template refuses these messages: {str(error)[:200]}", param="messages"
@@ -107,6 +115,18 @@ class Prompts:
                 code="context_length_exceeded",
             )
         return asked
+
+    def _check_bytes(self, text: str, param: str) -> None:
+        """Refuse what cannot fit by its size alone, before any of it is tokenised."""
+        num_bytes, most = len(text.encode()), self._longest * BYTES_PER_TOKEN
+        if num_bytes > most:
+            raise ApiError(
+                400,
+                f"The prompt has {num_bytes} bytes, and at most {most} are read here, {BYTES_PER_TOKEN} for each of "
+                f"the {self._longest} tokens that fit. Shorten it.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def _checked(self, tokens: list[int], param: str) -> list[int]:
         if len(tokens) > self._longest:

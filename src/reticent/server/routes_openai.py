@@ -3,13 +3,16 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from reticent.server import schemas
+from reticent.ledger.api_keys import ApiKey
+from reticent.server import errors, schemas
+from reticent.server.admission import Extent, admit
 from reticent.server.answers import CUT_SHORT, Answers, Asked, Event, Finished, Piece, decoding_for, error_of
 from reticent.server.auth import Generating
 from reticent.server.errors import ApiError
@@ -25,6 +28,7 @@ from reticent.server.rendering import (
 )
 from reticent.server.schemas import ChatCompletionRequest, CompletionRequest, ErrorResponse, SamplingRequest
 from reticent.server.service import Service
+from reticent.server.turns import QueueFullError
 
 COMPLETION_TOKENS = 16
 """Length of a completion whose request names none, as in OpenAI's interface."""
@@ -68,9 +72,10 @@ async def get_model(model: str, request: Request, _: Generating) -> schemas.Mode
 async def complete(body: CompletionRequest, request: Request, key: Generating) -> Response:
     """Continue a prompt, or several."""
     service: Service = request.app.state.service
-    _require_served(service, body)
-    prompts = await asyncio.to_thread(lambda: [service.prompts.encode(prompt) for prompt in _prompts(body)])
-    asked = _asked(service, body, key, "cmpl", prompts, body.max_tokens, COMPLETION_TOKENS)
+    prompts = _prompts(body)
+    extent = Extent(body.n or 1, len(prompts), body.max_tokens, COMPLETION_TOKENS)
+    encoders = [partial(service.prompts.encode, prompt) for prompt in prompts]
+    asked = await _asked(service, body, key, "cmpl", extent, encoders)
     return await _answer(request, service, body, asked, CompletionShape())
 
 
@@ -78,11 +83,14 @@ async def complete(body: CompletionRequest, request: Request, key: Generating) -
 async def chat(body: ChatCompletionRequest, request: Request, key: Generating) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    _require_served(service, body)
-    prompt = await asyncio.to_thread(service.prompts.encode_chat, body.messages)
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    default = service.settings.limits.default_max_tokens
-    asked = _asked(service, body, key, "chatcmpl", [prompt], max_tokens, default)
+    extent = Extent(
+        body.n or 1,
+        1,
+        body.max_completion_tokens or body.max_tokens,
+        service.settings.limits.default_max_tokens,
+        "max_completion_tokens" if body.max_completion_tokens else "max_tokens",
+    )
+    asked = await _asked(service, body, key, "chatcmpl", extent, [partial(service.prompts.encode_chat, body.messages)])
     return await _answer(request, service, body, asked, ChatShape())
 
 
@@ -120,22 +128,31 @@ def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def _asked(
+async def _asked(
     service: Service,
     body: SamplingRequest,
-    key: Any,
+    key: ApiKey | None,
     prefix: str,
-    prompts: Sequence[list[int]],
-    max_tokens: int | None,
-    default: int,
+    extent: Extent,
+    encoders: Sequence[Callable[[], list[int]]],
 ) -> Asked:
+    """The request in tokens; prompts are encoded only once it has been admitted."""
+    _require_served(service, body)
+    settings = decoding_for(service, body.temperature)
+    admission = admit(service, key, extent, settings.step_budget)
+    try:
+        prompts = [await service.tokenising.run(admission.key_id, encode) for encode in encoders]
+    except QueueFullError:
+        admission.give_back()
+        raise errors.queue_full() from None
+    default = extent.default_within(service.settings.limits)
     return Asked(
         identifier=f"{prefix}-{secrets.token_hex(12)}",
-        key=key,
+        admission=admission,
         prompts=prompts,
-        num_choices=body.n or 1,
-        max_tokens=[service.prompts.answer_length(len(prompt), max_tokens, default) for prompt in prompts],
-        settings=decoding_for(service, body.temperature),
+        num_choices=extent.num_choices,
+        max_tokens=[service.prompts.answer_length(len(prompt), extent.max_tokens, default) for prompt in prompts],
+        settings=settings,
         stops=body.stops,
         seed=body.seed,
     )
@@ -223,7 +240,7 @@ def _log(request: Request, service: Service, answers: Answers) -> None:
     fields = request.scope["state"]["log"]
     fields |= {
         "answer_id": asked.identifier,
-        "key_id": None if asked.key is None else asked.key.id,
+        "key_id": asked.admission.key_id,
         "prompt_tokens": sum(len(prompt) for prompt in asked.prompts),
         "completion_tokens": answers.num_tokens,
         "ended_by": sorted({end.ending.value for end in finished}),

@@ -18,6 +18,7 @@ from reticent.server.metering import Meters
 from reticent.server.metrics import Metrics
 from reticent.server.prompts import Prompts
 from reticent.server.settings import OnExhausted, ServerSettings
+from reticent.server.tokenising import Tokenising
 
 
 class Deployment(Protocol):
@@ -49,6 +50,7 @@ class Service:
     deployment: Deployment
     usage: UsageTable
     prompts: Prompts
+    tokenising: Tokenising
     keys: KeyDirectory
     meters: Meters
     key_watch: KeyWatch
@@ -122,6 +124,7 @@ def assemble(
         prompts=Prompts(
             tokenizer, ensemble.vocab_size, ensemble.context_length, limits.max_prompt_tokens, declared_ends
         ),
+        tokenising=Tokenising(limits.max_queue + limits.max_concurrent),
         keys=keys,
         meters=meters,
         key_watch=KeyWatch(keys, meters),

@@ -4,7 +4,7 @@ Contract: both are fixed for the life of the process. No request can change what
 how the account is kept.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from ipaddress import ip_network
 
@@ -27,12 +27,14 @@ class Limits:
     """Bounds on what clients may ask for; they protect the machine, not the secret.
 
     Attributes:
-        max_concurrent: answers that are decoded together in one step.
-        max_queue: answers that may wait; beyond that, requests get status 429.
+        max_concurrent: answers that are decoded together in one step; API keys that want places share them.
+        max_queue: answers of one API key that may wait; beyond that, its requests get status 429.
+        max_answers: most answers to one request, `n` times its prompts.
+        max_tokens: longest answer.
         max_prompt_tokens: longest prompt in tokens, or None for what the context window leaves room for.
         max_body_bytes: largest request body.
-        default_max_tokens: length of a chat answer whose request names none. Every token is charged to one finite
-            budget, so an answer is never as long as the window by default.
+        default_max_tokens: length of a chat answer whose request names none, or `max_tokens` where that is less. Every
+            token is charged to one finite budget, so an answer is never as long as the window by default.
 
     Raises:
         InvalidValueError: a value below 1.
@@ -40,13 +42,16 @@ class Limits:
 
     max_concurrent: int = 8
     max_queue: int = 64
+    max_answers: int = 16
+    max_tokens: int = 1024
     max_prompt_tokens: int | None = None
     max_body_bytes: int = 1 << 20
     default_max_tokens: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrent", "max_queue", "max_body_bytes", "default_max_tokens"):
-            _validate.integer_in_range(name.replace("_", "-"), getattr(self, name), 1)
+        for limit in fields(self):
+            if limit.name != "max_prompt_tokens":
+                _validate.integer_in_range(limit.name.replace("_", "-"), getattr(self, limit.name), 1)
         if self.max_prompt_tokens is not None:
             _validate.integer_in_range("max-prompt-tokens", self.max_prompt_tokens, 1)
 
