@@ -1,6 +1,7 @@
 """What tests of several packages share: tiny random models, and PostgreSQL and a C++ compiler where there are some."""
 
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,17 @@ def _compiler() -> None:
     reason = why_not_compiled()
     if reason is not None:
         skip_without("compiled code", f"apt-get install g++; what went wrong here: {reason}")
+
+
+@pytest.fixture
+def program() -> Callable[[str, str], str]:
+    """A function that finds a program, or names its Debian package: the test is then skipped, and in CI it fails."""
+
+    def find(name: str, package: str) -> str:
+        found = shutil.which(name)
+        return found or skip_without(name, f"apt-get install {package}")
+
+    return find
 
 
 @pytest.fixture

