@@ -1,6 +1,7 @@
 """Keys as an operator handles them while a server runs: listed, changed, expired, and revoked under running answers."""
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -10,14 +11,21 @@ import time
 
 import openai
 import pytest
+from rich.console import Console
 from server.waiting import eventually
+from worlds.small_runs import NUM_WORLDS
 
 from reticent.cli import main as cli
+from reticent.cli import output
+from reticent.cli.deployment import run_id
 from reticent.cli.keys import _time
 from reticent.errors import DeploymentStateError, InvalidValueError, StorageError
 from reticent.ledger.api_keys import ApiKey, KeyTable, Scope, StoredKey
 from reticent.ledger.database import Database
+from reticent.ledger.secret import Keyring
+from reticent.ledger.store import Ledger
 from reticent.ledger.usage import Spending
+from reticent.randomness import SystemNoise
 from reticent.server import auth, key_watch
 from reticent.server.key_watch import KeyWatch
 from reticent.server.metering import Meters
@@ -205,6 +213,16 @@ def test_list_shows_what_revoke_takes_in_a_pipe_of_any_width(run, columns):
     assert all(stored.key.revoked is not None for stored in table.read())
 
 
+def test_list_shows_whole_ids_in_the_narrowest_terminal(run, monkeypatch):
+    table, written = KeyTable(Database.of_run(run)), io.StringIO()
+    keys = [table.create(f"a name of some length {number}", list(Scope))[0] for number in range(3)]
+    monkeypatch.setattr(output, "console", Console(file=written, force_terminal=True, width=10, color_system=None))
+    assert cli.main(["keys", "list", str(run)]) == 0
+    words = written.getvalue().split()
+    assert {key.id for key in keys} <= set(words)
+    assert "…" not in written.getvalue()
+
+
 def test_set_changes_a_key_by_the_beginning_of_its_id(run, capsys):
     assert cli.main(["keys", "create", str(run), "--name", "ward", "--expires", "90d", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
@@ -225,6 +243,22 @@ def test_set_changes_a_key_by_the_beginning_of_its_id(run, capsys):
         assert capsys.readouterr().err.startswith("error: ")
     assert cli.main(["keys", "list", str(run)]) == 0
     assert "ward 4" in capsys.readouterr().out
+
+
+def test_keys_are_not_made_beside_a_ledger_that_is_elsewhere(run, tmp_path, capsys):
+    elsewhere = f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
+    keyring = Keyring(tmp_path / "keys", {})
+    made = ["keys", "create", str(run), "--name", "ward"]
+    with Ledger.open(run, run_id(run), NUM_WORLDS, keyring, database_url=elsewhere, noise=SystemNoise()):
+        assert cli.main([*made, "--database-url", elsewhere]) == 0
+        capsys.readouterr()
+        for command in (made, ["keys", "list", str(run)], ["keys", "revoke", str(run), "a"]):
+            assert cli.main(command) == 2
+            assert "name that with --database-url" in capsys.readouterr().err
+    assert not (run / "ledger.sqlite").exists()
+    (tmp_path / "elsewhere.sqlite").rename(tmp_path / "moved.sqlite")
+    assert cli.main([*made, "--database-url", elsewhere]) == 2
+    assert not (tmp_path / "elsewhere.sqlite").exists()
 
 
 def test_times_are_read_as_they_are_written():

@@ -62,6 +62,7 @@ def create(
 @app.command("list")
 def list_(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """All keys, with what they have used. The first column is what `keys set` and `keys revoke` take."""
+    from rich.console import JustifyMethod
     from rich.table import Table
 
     from reticent.ledger.database import Database
@@ -75,9 +76,8 @@ def list_(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson =
         return
     table = Table(box=None, pad_edge=False)
     for column in ("id", "name", "scopes", "used", "of", "a minute", "created", "state"):
-        table.add_column(
-            column, justify="right" if column in ("used", "of", "a minute") else "left", no_wrap=column == "id"
-        )
+        side: JustifyMethod = "right" if column in ("used", "of", "a minute") else "left"
+        table.add_column(column, justify=side, no_wrap=column == "id", overflow="fold")
     for key in keys:
         table.add_row(
             key.id,
@@ -145,9 +145,15 @@ def revoke(run: RunDirectory, key: KeyId, database_url: DatabaseUrl = None) -> N
 def _table(run: Path, database_url: str | None) -> "KeyTable":
     from reticent.ledger.api_keys import KeyTable
     from reticent.ledger.database import Database
+    from reticent.ledger.lock import recall
+    from reticent.ledger.opening import existing_header, require_undeployed
 
     run_id(run)
-    return KeyTable(Database.of_run(run, database_url))
+    database = Database.of_run(run, database_url)
+    if existing_header(database) is None:
+        # A ledger that is elsewhere has its keys there; made here, a key would never be asked for.
+        require_undeployed(*recall(run), database)
+    return KeyTable(database)
 
 
 def _facts(key: "ApiKey", used: int) -> dict[str, object]:

@@ -115,9 +115,7 @@ class RunLock:
         self.close()
 
     def _memory(self) -> tuple[str, str]:
-        content = os.pread(self._descriptors[0], _MEMORY_BYTES, 0).decode(errors="replace")
-        remembered, _, place = content.partition("\n")
-        return remembered, place.strip()
+        return _parse_memory(os.pread(self._descriptors[0], _MEMORY_BYTES, 0))
 
     def _write(self, content: bytes) -> None:
         try:
@@ -140,6 +138,21 @@ def take_session_lock(connection: Connection) -> bool:
         if not time.monotonic() < deadline:
             return False
         time.sleep(0.05)
+
+
+def recall(run_dir: Path) -> tuple[str, str]:
+    """The deployment a run directory remembers and where its ledger was last opened, "" where none; takes no lock."""
+    try:
+        return _parse_memory((run_dir / LOCK_NAME).read_bytes()[:_MEMORY_BYTES])
+    except FileNotFoundError:
+        return "", ""
+    except OSError as error:
+        raise StorageError(f"cannot read {run_dir / LOCK_NAME}: {error.strerror}") from error
+
+
+def _parse_memory(content: bytes) -> tuple[str, str]:
+    remembered, _, place = content.decode(errors="replace").partition("\n")
+    return remembered, place.strip()
 
 
 def busy(place: object) -> DeploymentStateError:

@@ -15,7 +15,6 @@ from sqlalchemy import insert
 from reticent.errors import DeploymentStateError, InvalidValueError
 from reticent.ledger import chain, schema
 from reticent.ledger.database import Database
-from reticent.ledger.lock import RunLock
 from reticent.ledger.mark import Mark
 from reticent.ledger.reading import LedgerReader, read_header, require_run
 from reticent.ledger.sealing import Checkpoint, Header, run_digest, seal
@@ -117,15 +116,19 @@ def continue_from(run_dir: Path, run_id: str, keyring: Keyring, database: Databa
     return Opened(writer, mark, key, header, checkpoint)
 
 
-def require_undeployed(lock: RunLock, database: Database) -> None:
+def require_undeployed(deployment_id: str, place: str, database: Database) -> None:
     """Check that a run whose database holds no deployment never had one.
+
+    Args:
+        deployment_id: the deployment that the run remembers; "" for none.
+        place: where its ledger was last opened.
+        database: the one that holds no deployment.
 
     Raises:
         DeploymentStateError: it had.
     """
-    if not lock.deployment_id:
+    if not deployment_id:
         return
-    place = lock.ledger_place
     remedy = "restore it" if place == str(database) else f"it was last kept in {place}: name that with --database-url"
     raise DeploymentStateError(
         f"this run has a deployment, but {database} does not hold it. It was deleted, or is elsewhere; {remedy}. "

@@ -109,7 +109,7 @@ class Ledger:
             lock = undo.enter_context(RunLock(run_dir, database))
             header = existing_header(database)
             if header is None:
-                require_undeployed(lock, database)
+                require_undeployed(lock.deployment_id, lock.ledger_place, database)
                 opened = create(database, run_id, keyring, CuratorState.initial(num_worlds, noise, total_budget))
             else:
                 opened = continue_from(run_dir, run_id, keyring, database, header)
