@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from reticent.errors import OutputExistsError, StorageError
+from reticent.errors import InvalidValueError, OutputExistsError, StorageError
 
 
 def sha256_of_file(path: Path) -> str:
@@ -21,13 +21,29 @@ def json_lines(rows: Iterable[object]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
+def refuse_undecodable(path: Path) -> None:
+    """Make sure that a path can be written down: records, databases and clients take text, not bytes.
+
+    Raises:
+        InvalidValueError: its name, or that of a folder it is in, is not UTF-8.
+    """
+    name = os.path.realpath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise InvalidValueError(f"the name {shown} holds bytes that are not UTF-8; rename it") from None
+
+
 def make_new_folder(path: Path) -> None:
     """Make a folder, and those it is in.
 
     Raises:
+        InvalidValueError: its name is not UTF-8.
         OutputExistsError: something is there already.
         StorageError: it cannot be made.
     """
+    refuse_undecodable(path)
     try:
         path.mkdir(parents=True)
     except FileExistsError:

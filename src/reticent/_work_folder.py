@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reticent._files import atomic_write_bytes
+from reticent._files import atomic_write_bytes, refuse_undecodable
 from reticent.errors import OutputExistsError, RunDirectoryError, StorageError
 
 REQUEST_NAME = "request.json"
@@ -44,8 +44,10 @@ class WorkFolder:
         """Make sure that work may begin or go on here; changes nothing.
 
         Raises:
+            InvalidValueError: the folder's name is not UTF-8.
             OutputExistsError: the folder is complete or begun and `resume` is not set, or it holds something else.
         """
+        refuse_undecodable(self.out)
         if not self.out.exists():
             return
         if self.is_finished:

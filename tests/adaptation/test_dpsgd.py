@@ -115,6 +115,22 @@ def test_batch_and_epochs_make_rate_and_steps():
     assert (few.sample_rate, few.num_steps) == (1.0, 2)
 
 
+def test_a_very_large_epsilon_ends_at_the_least_noise_with_the_epsilon_that_it_has():
+    found = calibrate_noise(1e6, 1e-5, 0.1, 20)
+    assert found.noise_multiplier == 0.25
+    assert found.epsilon == epsilon_spent(0.25, 1e-5, 0.1, 20) < 1e6
+    between = calibrate_noise(20.0, 1e-5, 0.1, 20)
+    assert 0.25 < between.noise_multiplier < 1.0
+    assert epsilon_spent(0.995 * between.noise_multiplier, 1e-5, 0.1, 20) > 20.0 >= between.epsilon
+
+
+@pytest.mark.parametrize("delta", [0.05, 0.06, 0.5])
+def test_a_delta_that_one_member_in_so_many_would_keep_is_refused(delta):
+    with pytest.raises(InvalidValueError, match=rf"dp-delta must be below one over the 20 members, 0.05, got {delta}"):
+        calibrate(20, SingleTrainingSettings(), PrivacySettings(epsilon=5.0, delta=delta))
+    assert calibrate(20, SingleTrainingSettings(), PrivacySettings(epsilon=5.0, delta=0.0499)).delta == 0.0499
+
+
 def hooked(family, technique):
     """A module whose adapters are not at their start, where some gradients would be zero, its loss and its texts."""
     module = attach(build_tiny_model(family, layers=2), technique, SETTINGS)

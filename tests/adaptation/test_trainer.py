@@ -361,6 +361,21 @@ def test_private_training_says_what_it_reached_and_nothing_of_its_members(techni
     adapted.load()
 
 
+def test_a_privacy_that_cannot_be_meant_is_refused_or_told_before_training(corpus, folders, tmp_path):
+    pytest.importorskip("opacus")
+    # 4 of 20 records are held out and 4 validate, so 12 are members.
+    request = small_request(
+        corpus, folders("llama"), tmp_path / "out", privacy=PrivacySettings(epsilon=6.0, delta=1 / 12)
+    )
+    with pytest.raises(InvalidValueError, match="dp-delta must be below one over the 12 members"):
+        adapt(request, Recorder())
+    assert not (tmp_path / "out").exists()
+    progress = Recorder()
+    adapted = adapt(dataclasses.replace(request, privacy=PrivacySettings(epsilon=1e9, delta=1e-2)), progress)
+    assert adapted.manifest.dp.noise_multiplier == 0.25
+    assert any("never below 0.25" in note and "not the 1e+09 asked for" in note for note in progress.notes)
+
+
 def test_private_training_resumes_with_fresh_noise(corpus, folders, tmp_path, monkeypatch):
     pytest.importorskip("opacus")
     monkeypatch.setattr(trainer, "_seconds_between_saves", lambda _: 0.0)

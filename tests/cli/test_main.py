@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -37,6 +38,19 @@ def test_wrong_usage_is_one_line_and_code_2(capsys, arguments):
     assert out == ""
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+def test_an_argument_that_is_not_utf_8_is_refused_by_its_number(tmp_path):
+    named = os.fsencode(tmp_path / "run") + b"-\xff"
+    for arguments in ((b"worlds", b"build", b"x.jsonl", b"--out", named), (b"serve", named), (b"generate", named)):
+        command = [os.fsencode(sys.executable), b"-m", b"reticent.cli.main", *arguments]
+        result = subprocess.run(command, capture_output=True)
+        assert (result.returncode, result.stdout) == (2, b"")
+        place = arguments.index(named) + 1
+        assert result.stderr.decode() == (
+            f"error: argument {place} holds bytes that are not UTF-8; rename the file, or set the terminal to UTF-8\n"
+        )
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from reticent.worlds.assignment import Assignment
 from reticent.worlds.building import BuildRequest, build_run
 from reticent.worlds.collection import RunDirectory
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME, WORLDS_NAME
+from reticent.worlds.peft_folders import export_world
 
 
 def test_a_run_holds_what_was_asked_for(finished_run: Path, corpus: Path, tiny_llama_folder: Path) -> None:
@@ -341,3 +344,21 @@ def test_a_build_whose_last_step_left_a_number_that_is_none_ends_in_an_error(
     with pytest.raises(TrainingError, match=r"lora_B holds numbers that are not finite; lower the learning rate"):
         build_run(request_for, Silent())
     assert not (request_for.out / MANIFEST_NAME).exists()
+
+
+def test_a_run_whose_name_is_not_utf_8_is_neither_built_nor_opened(
+    request_for: BuildRequest, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    with pytest.raises(InvalidValueError, match=r"caf\\xe9 holds bytes that are not UTF-8; rename it"):
+        build_run(dataclasses.replace(request_for, out=folder), Silent())
+    assert not folder.exists()
+    shutil.copytree(finished_run, folder)
+    with pytest.raises(InvalidValueError, match="not UTF-8"):
+        RunDirectory.open(folder)
+    # A relative name is in that folder as well.
+    monkeypatch.chdir(folder)
+    with pytest.raises(InvalidValueError, match="not UTF-8"):
+        RunDirectory.open(Path())
+    with pytest.raises(InvalidValueError, match="not UTF-8"):
+        export_world(RunDirectory.open(finished_run), 0, Path("exported"))

@@ -41,6 +41,8 @@ from reticent.errors import InvalidValueError, ModelError
 from reticent.randomness import NoiseSource
 
 _SIGMA_PRECISION = 1e-3
+SMALLEST_SIGMA = 0.25
+"""No less noise is searched: ε is then in the hundreds, which bounds nothing, and accounting takes ever longer."""
 _LARGEST_SIGMA = 2.0**20
 _NOISE_AT_ONCE = 1 << 22
 _PROBE_TOLERANCE = 1e-3
@@ -69,7 +71,7 @@ class NoiseCalibration:
 
 
 def calibrate_noise(epsilon: float, delta: float, sample_rate: float, num_steps: int) -> NoiseCalibration:
-    """The smallest noise multiplier, to within 0.1 %, whose ε at `delta` is at most `epsilon`.
+    """The smallest noise multiplier, to within 0.1 % and not below `SMALLEST_SIGMA`, whose ε is at most `epsilon`.
 
     ε is the upper bound of dp-accounting's privacy-loss-distribution accountant (arXiv 2207.04380, pessimistic
     estimate) for records added or removed.
@@ -93,8 +95,10 @@ def calibrate_noise(epsilon: float, delta: float, sample_rate: float, num_steps:
         high *= 2.0
         if high > _LARGEST_SIGMA:
             raise InvalidValueError(f"no noise multiplier up to {_LARGEST_SIGMA:g} reaches epsilon {epsilon!r}")
-    low = high / 2.0 if high > 1.0 else 0.0
-    while high - low > _SIGMA_PRECISION * high:
+    low = high / 2.0
+    while low >= SMALLEST_SIGMA and high <= 1.0 and epsilon_spent(low, delta, sample_rate, num_steps) <= epsilon:
+        high, low = low, low / 2.0
+    while high > SMALLEST_SIGMA and high - low > _SIGMA_PRECISION * high:
         middle = (low + high) / 2.0
         if epsilon_spent(middle, delta, sample_rate, num_steps) <= epsilon:
             high = middle

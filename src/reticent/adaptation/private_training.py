@@ -55,7 +55,17 @@ def refuse_unsuited(technique: Technique, settings: SingleTrainingSettings) -> N
 
 
 def calibrate(num_members: int, training: SingleTrainingSettings, privacy: PrivacySettings) -> NoiseCalibration:
-    """The noise for a number of members, in as many steps an epoch as training without privacy takes."""
+    """The noise for a number of members, in as many steps an epoch as training without privacy takes.
+
+    Raises:
+        InvalidValueError: δ is not below one over the number of members: to give one of them away whole would do; or as
+            for `calibrate_noise`.
+    """
+    if not privacy.delta * num_members < 1.0:
+        raise InvalidValueError(
+            f"dp-delta must be below one over the {num_members:,} members, {1 / num_members:.3g}, got "
+            f"{privacy.delta!r}: a training that gives one member in so many away whole would keep it"
+        )
     batch_size = min(training.batch_size, num_members)
     num_steps = training.epochs * num_batches(num_members, batch_size)
     return calibrate_noise(privacy.epsilon, privacy.delta, batch_size / num_members, num_steps)

@@ -28,7 +28,7 @@ from reticent.adaptation.adapted import (
 )
 from reticent.adaptation.attention_gradients import kept_attention_weights
 from reticent.adaptation.checkpoint import Checkpoint
-from reticent.adaptation.dpsgd import NoiseCalibration
+from reticent.adaptation.dpsgd import SMALLEST_SIGMA, NoiseCalibration
 from reticent.adaptation.private_training import PrivateGradients, calibrate, refuse_unsuited
 from reticent.adaptation.settings import Technique, TechniqueSettings
 from reticent.adaptation.single_settings import PrivacySettings, SingleTrainingSettings, SplitSettings
@@ -141,6 +141,11 @@ class _Adaptation:
         self._calibration: NoiseCalibration | None = None
         if request.privacy is not None:
             self._calibration = calibrate(len(self._members), request.training, request.privacy)
+            if self._calibration.noise_multiplier == SMALLEST_SIGMA:
+                progress.note(
+                    f"the noise multiplier is never below {SMALLEST_SIGMA}: epsilon is "
+                    f"{self._calibration.epsilon:.4g}, not the {request.privacy.epsilon:g} asked for"
+                )
 
     def run(self) -> AdaptedFolder:
         if self._folder.is_finished:

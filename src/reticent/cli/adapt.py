@@ -63,7 +63,10 @@ def adapt(
     prompt_tokens: Annotated[int, typer.Option(help="Virtual tokens of prompt.")] = 8,
     dp_epsilon: Annotated[
         float | None,
-        typer.Option(help="Train with differential privacy to at most this ε a record: full, lora, prefix."),
+        typer.Option(
+            help="Train with differential privacy to at most this ε a record: full, lora, prefix. The noise "
+            "multiplier is never below 0.25."
+        ),
     ] = None,
     dp_delta: Annotated[float | None, typer.Option(help="Its δ; below one over the number of members.")] = None,
     dp_clip: Annotated[float, typer.Option(help="Norm that each record's gradient is clipped to.")] = 1.0,

@@ -36,7 +36,7 @@ from reticent.cli import (
     state,
     worlds,
 )
-from reticent.errors import InterruptedRunError, ReticentError
+from reticent.errors import InterruptedRunError, InvalidValueError, ReticentError
 
 app = typer.Typer(
     name="reticent",
@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `arguments` defaults to the command line, and nothing means help."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
+        _refuse_undecodable(words)
         code = app(args=words, prog_name="reticent", standalone_mode=False)
         sys.stdout.flush()
     except InterruptedRunError as interruption:
@@ -97,6 +98,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Typer turns a Ctrl-C that no command has caught into this code.
         return _say("interrupted", code)
     return code if isinstance(code, int) else 0
+
+
+def _refuse_undecodable(words: Sequence[str]) -> None:
+    """Make sure that the command line is text: files, models and prompts are written down and encoded later.
+
+    Raises:
+        InvalidValueError: an argument holds bytes that are not UTF-8.
+    """
+    for number, word in enumerate(words, start=1):
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise InvalidValueError(
+                f"argument {number} holds bytes that are not UTF-8; rename the file, or set the terminal to UTF-8"
+            ) from None
 
 
 def _say(message: str, exit_code: int) -> int:

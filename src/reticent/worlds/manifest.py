@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from reticent._files import refuse_undecodable
 from reticent._records import check_schema
 from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import RunDirectoryError
@@ -76,8 +77,10 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a finished run.
 
     Raises:
+        InvalidValueError: the folder's name is not UTF-8.
         RunDirectoryError: there is none, the run is half-built, its schema is newer, or its content is not valid.
     """
+    refuse_undecodable(folder)
     path = folder / MANIFEST_NAME
     if not folder.is_dir():
         raise RunDirectoryError(f"{folder} does not exist; build a run with `reticent worlds build`")
