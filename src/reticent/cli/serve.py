@@ -24,6 +24,7 @@ from reticent.cli.serve_options import (
     Addresses,
     BodyTimeout,
     DefaultMaxTokens,
+    DrainSeconds,
     HeadTimeout,
     MaxAnswers,
     MaxBodyBytes,
@@ -78,6 +79,7 @@ def serve(
     write_timeout: WriteTimeout = CONNECTIONS.write_seconds,
     trusted_proxy: TrustedProxies = None,
     log_addresses: Addresses = CONNECTIONS.addresses,
+    drain_seconds: DrainSeconds = 30.0,
     log_texts: Annotated[
         bool, typer.Option("--log-texts", help="Write prompts and answers to the log. They may be personal data.")
     ] = False,
@@ -116,6 +118,7 @@ def serve(
         drafts,
         refuse_seeds,
         connections,
+        drain_seconds,
     )
     _serve(run, settings, total_budget, database_url, host, port, model, dtype, device)
 

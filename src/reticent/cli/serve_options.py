@@ -35,3 +35,4 @@ MaxPromptTokens = Annotated[
 ]
 MaxBodyBytes = Annotated[int, typer.Option(help="Largest request body.")]
 DefaultMaxTokens = Annotated[int, typer.Option(help="Length of a chat answer whose request names none.")]
+DrainSeconds = Annotated[float, typer.Option(help="Seconds for which answers at hand go on once it is told to stop.")]

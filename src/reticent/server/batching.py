@@ -166,6 +166,11 @@ class Batcher(Generic[C]):
         return self._thread.is_alive() and not self._closing
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs, be it only to finish what is at hand."""
+        return self._thread.is_alive()
+
+    @property
     def has_stopped(self) -> bool:
         """Whether every answer has ended and the thread with them."""
         return self._closing and not self._thread.is_alive()

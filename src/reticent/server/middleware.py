@@ -17,6 +17,7 @@ from reticent.server.errors import (
     client_left,
     internal_error,
     name_refusal,
+    shutting_down,
     too_many_connections,
 )
 from reticent.server.logs import REQUEST_ID
@@ -64,6 +65,10 @@ class AccessLog:
 
         try:
             await self._serve(scope, receive, observed)
+        except asyncio.CancelledError:
+            # Nobody but the server cancels a request: it is stopping, and has waited for as long as it may.
+            if status == CLIENT_LEFT:
+                await shutting_down().send(scope, receive, observed)
         except Exception:
             if status != CLIENT_LEFT:
                 # The answer has begun. The server logs this, and closes the connection.

@@ -59,7 +59,7 @@ class ReadinessReport(BaseModel):
 @router.get("/healthz", response_model=Health, responses={503: {"model": Health}})
 async def healthz(request: Request) -> JSONResponse:
     """Whether the process works; if not, it should be started again."""
-    alive = request.app.state.service.batcher.is_running
+    alive = request.app.state.service.batcher.is_alive
     return JSONResponse({"status": "ok" if alive else "engine stopped"}, 200 if alive else 503)
 
 

@@ -13,16 +13,15 @@ from reticent.ledger.api_keys import KeyTable
 from reticent.server.app import create_app
 from reticent.server.auth import is_loopback
 from reticent.server.connections import (
-    ListeningServer,
     guarded_protocol,
     listening_sockets,
     permitted_connections,
 )
+from reticent.server.draining import FLUSH_SECONDS, DrainingServer
 from reticent.server.logs import configure_logging
 from reticent.server.service import Service
 
 LOOPBACK: Final = "127.0.0.1"
-_DRAIN_SECONDS: Final = 30
 
 logger = logging.getLogger("reticent.server")
 
@@ -51,17 +50,18 @@ def permitted_host(host: str, table: KeyTable) -> tuple[str, str | None]:
 
 
 def serve(service: Service, host: str, port: int) -> None:
-    """Serve until SIGTERM or SIGINT; answers at hand are then finished, for 30 seconds at most.
+    """Serve until SIGTERM, SIGINT or SIGHUP; answers at hand are then finished within the grace (`draining`).
 
     Raises:
         InvalidValueError: the address cannot be had, or this process may open too few files.
     """
+    drain_seconds = service.settings.drain_seconds
     wanted = service.settings.connections
     limits = replace(wanted, max_connections=permitted_connections(wanted.max_connections))
     sockets = listening_sockets(host, port)
     log_handler = configure_logging()
     config = uvicorn.Config(
-        create_app(service, _DRAIN_SECONDS),
+        create_app(service, drain_seconds),
         http=guarded_protocol(limits, service.metrics, limits.addresses),
         ws="none",
         backlog=1,
@@ -69,7 +69,7 @@ def serve(service: Service, host: str, port: int) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        timeout_graceful_shutdown=FLUSH_SECONDS,
     )
     for stop_signal in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal it stopped for once more at its end; by then there is nothing left to stop.
@@ -83,7 +83,9 @@ def serve(service: Service, host: str, port: int) -> None:
             "max_connections": limits.max_connections,
         },
     )
-    ListeningServer(config).run(sockets)
+    server = DrainingServer(config, service.batcher, drain_seconds)
+    server.listen_to_hangup()
+    server.run(sockets)
     log_handler.report()
     logger.info("stopped", extra={"tokens_released": service.curator.state.tokens_released})
 

@@ -115,6 +115,7 @@ class ServerSettings:
         num_drafts: most tokens the public model guesses ahead for an answer; see `decoding.drafts`.
         refuse_seeds: whether a request with a seed gets status 400.
         connections: bounds on connections, and what is logged of clients.
+        drain_seconds: how long answers at hand may take once the server is told to stop.
     """
 
     model_name: str
@@ -125,6 +126,8 @@ class ServerSettings:
     num_drafts: int = 0
     refuse_seeds: bool = False
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        _validate.non_negative_finite("drain-seconds", self.drain_seconds)
         _validate.integer_in_range("drafts", self.num_drafts, 0)
