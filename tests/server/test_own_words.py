@@ -133,6 +133,13 @@ def test_a_refused_field_is_named_with_the_true_reason(shared, field, value, par
     assert reason in said
 
 
+@pytest.mark.parametrize("key", ["\\ud800", "x" * 100_000], ids=["lone surrogate", "long"])
+@pytest.mark.parametrize("place", ['{"model": "tiny", "prompt": "a", "%s": 1}', '{"model": "tiny", "%s": 1}'])
+def test_a_field_of_any_name_is_refused_in_few_words(shared, key, place):
+    _, said = refusal_of(shared, "completions", (place % key).encode(), headers=JSON)
+    assert len(said) < 300
+
+
 GOOD = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1}).encode()
 JSON = {"Content-Type": "application/json"}
 

@@ -114,6 +114,6 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
 
 
 def _adds_end(tokenizer: Any) -> bool:
-    """Whether the tokenizer itself closes a text with the end-of-text token."""
+    """True if the tokenizer itself closes a text with the end-of-text token."""
     closed, bare = (tokenizer("a", add_special_tokens=special, verbose=False)["input_ids"] for special in (True, False))
     return bool(closed[-1:] == [tokenizer.eos_token_id] != bare[-1:])

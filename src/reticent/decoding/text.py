@@ -77,5 +77,5 @@ class TextStream:
         return self._decode(self._tokens[self._window_start : self._shown_stop])
 
     def _may_be_spoiled(self, window: list[int], text: str) -> bool:
-        """Whether another byte could change characters that stand in `text`."""
+        """True if another byte could change characters that stand in `text`."""
         return self._stray_byte is not None and not self._decode([*window, self._stray_byte]).startswith(text)

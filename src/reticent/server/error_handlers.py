@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from reticent.server.errors import ApiError, name_refusal
 from reticent.server.schemas import UNION_TAGS
 
+_LONGEST_NAME = 64
+
 
 def install_error_handlers(app: FastAPI) -> None:
     """Give every error of the application the OpenAI shape."""
@@ -34,7 +36,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _unread_body(request: Request, error: RequestValidationError | HTTPException) -> ApiError | None:
-    """Why a body was not read as JSON, where its headers say so; None where it was, or they do not."""
+    """The error of a body that its own headers keep from being read as JSON; None where they do not."""
     if isinstance(error, RequestValidationError) and any(len(problem["loc"]) > 1 for problem in error.errors()):
         return None
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -49,7 +51,7 @@ def _unread_body(request: Request, error: RequestValidationError | HTTPException
 
 
 def _http_problem(request: Request, error: HTTPException) -> ApiError:
-    """What stands in the place of an error of the framework's own."""
+    """An error of the framework's own, in this server's words."""
     match error.status_code:
         case 400:
             return _unread_body(request, error) or ApiError(400, "The body is not valid JSON.")
@@ -91,5 +93,6 @@ def _first_problem(problems: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _field_name(place: Sequence[str | int]) -> str:
-    """Where a value stands, as `messages[1].refusal`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    """The place of a value, as `messages[1].refusal`; names that a client made up are cut."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_LONGEST_NAME]}" for part in place)
+    return "".join(parts).removeprefix(".")

@@ -60,7 +60,7 @@ Count = Annotated[StrictInt, Field(ge=1, le=1 << 31)]
 
 _ONE, _SEVERAL, _TOKENS, _TOKEN_LISTS = "(one)", "(several)", "(tokens)", "(token lists)"
 UNION_TAGS = frozenset({_ONE, _SEVERAL, _TOKENS, _TOKEN_LISTS, TEXT_TAG, PARTS_TAG})
-"""What stands in the place of an error for the form that a value was taken to have; no field has such a name."""
+"""Labels within the place of an error, for the form that a value was taken to have; no field has such a name."""
 
 
 def _form_of_stop(value: Any) -> str | None:
