@@ -63,6 +63,11 @@ def test_page_shows_the_budget_to_admins_only_and_fits_a_phone(live, chromium):
         assert expected in text, expected
     assert "at the pace of the last day" in text.lower()
     assert chromium.evaluate("document.querySelectorAll('#hours rect').length") == 48
+    durations = chromium.evaluate("[...document.querySelectorAll('#durations tr')].map((row) => row.innerText)")
+    assert [row.split("\t")[0] for row in durations] == ["start (time in the queue)", "first token", "end"]
+    assert all(row.count("\N{NO-BREAK SPACE}") == 2 for row in durations)
+    refusals = chromium.evaluate("document.getElementById('refusals').innerText")
+    assert {"no api key\t1", "invalid api key\t1"} <= set(refusals.splitlines())
     assert admin not in chromium.evaluate("document.documentElement.outerHTML")
 
     ARTIFACTS.mkdir(exist_ok=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from reticent.server.logs import BoundedHandler, JsonFormatter, log_loop_problem
+from reticent.server.request_trace import TRACE, RequestTrace
 
 EVERYTHING_THAT_FAILS = """
 import logging, sys, threading, warnings
@@ -76,6 +77,18 @@ def test_trouble_that_repeats_is_counted():
     fail("slow")
     assert log.lines[-1]["event"] == "refused: slow"
     assert len(log.lines) == 14
+
+
+def test_a_line_written_while_a_request_is_served_has_its_id():
+    log = Log()
+    token = TRACE.set(RequestTrace("mine"))
+    try:
+        log.logger.error("in the request")
+        log.logger.error("of another", extra={"request_id": "theirs"})
+    finally:
+        TRACE.reset(token)
+    log.logger.error("later")
+    assert [line.get("request_id") for line in log.lines] == ["mine", "theirs", None]
 
 
 def test_counts_are_told_at_the_end_and_what_is_no_trouble_is_always_written():

@@ -221,7 +221,7 @@ class KeyTable:
 
 
 def authenticate(text: str, keys: Sequence[StoredKey], now: float | None = None) -> ApiKey | None:
-    """The live key whose text this is, or None; digests are compared in constant time.
+    """The live key whose text this is, or None.
 
     Args:
         text: what a client sent.
@@ -231,16 +231,22 @@ def authenticate(text: str, keys: Sequence[StoredKey], now: float | None = None)
     Raises:
         ExpiredKeyError: it is the text of a key that has expired.
     """
+    key = identify(text, keys)
+    if key is None or key.revoked is not None:
+        return None
+    if key.has_expired(time.time() if now is None else now):
+        raise ExpiredKeyError("this API key has expired")
+    return key
+
+
+def identify(text: str, keys: Sequence[StoredKey]) -> ApiKey | None:
+    """The key whose text this is, ended or not, or None; digests are compared in constant time."""
     prefix, _, rest = text.partition("-")
     identifier, _, secret = rest.partition("-")
     stored = next((stored for stored in keys if stored.key.id == identifier), None)
     salt, digest = (stored.salt, stored.digest) if stored else (bytes(_SALT_BYTES), bytes(32))
     matches = hmac.compare_digest(_digest(salt, secret), digest)
-    if not matches or stored is None or prefix != _PREFIX or stored.key.revoked is not None:
-        return None
-    if stored.key.has_expired(time.time() if now is None else now):
-        raise ExpiredKeyError("this API key has expired")
-    return stored.key
+    return stored.key if matches and stored is not None and prefix == _PREFIX else None
 
 
 def _require_possible(key: ApiKey, now: int) -> None:

@@ -120,6 +120,7 @@ def _reserve(admission: Admission) -> None:
             kind="rate_limit_error",
             param="max_tokens",
             code="rate_limit_exceeded",
+            reason="request_above_rate",
         )
     if wait > 0:
         raise ApiError(
@@ -128,4 +129,5 @@ def _reserve(admission: Admission) -> None:
             kind="rate_limit_error",
             code="rate_limit_exceeded",
             retry_after=math.ceil(wait),
+            reason="rate",
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from reticent.server.batching import ClosingError
 from reticent.server.errors import ApiError
 from reticent.server.jobs import Ending, Job, TokenSource
 from reticent.server.metering import KeyMeter
+from reticent.server.request_trace import current_trace
 from reticent.server.service import Service
 from reticent.server.streaming import AnswerText
 from reticent.server.turns import QueueFullError
@@ -75,12 +77,15 @@ Event = Piece | Finished
 class ChoiceSink:
     """Takes one answer's tokens on the engine's thread and posts events; implements `jobs.Sink`."""
 
-    def __init__(self, index: int, text: AnswerText, post: Callable[[Event], None]) -> None:
+    def __init__(self, index: int, request_id: str, text: AnswerText, post: Callable[[Event], None]) -> None:
         self._index = index
+        self._request_id = request_id
         self._text = text
         self._post = post
         self._shown: list[str] = []
         self._counts = dict.fromkeys(TokenSource, 0)
+        self.first_token_at: float | None = None
+        self.ended_at: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -89,6 +94,8 @@ class ChoiceSink:
 
     def push(self, token: int, source: TokenSource, is_stop_token: bool) -> bool:
         """Take a token; a stop token has no text."""
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
         self._counts[source] += 1
         piece = "" if is_stop_token else self._text.push(token)
         if piece:
@@ -98,10 +105,15 @@ class ChoiceSink:
 
     def end(self, ending: Ending) -> None:
         """Take the end."""
+        self.ended_at = time.perf_counter()
         try:
             rest = self._text.finish()
         except Exception as error:  # noqa: BLE001 - the kind alone is logged: the rest could quote the answer
-            logger.error("an answer's last text could not be decoded (%s)", type(error).__name__)
+            logger.error(
+                "an answer's last text could not be decoded (%s)",
+                type(error).__name__,
+                extra={"request_id": self._request_id},
+            )
             rest, ending = "", Ending.FAULT
         if ending is Ending.LENGTH and self._text.stopped:
             ending = Ending.STOP
@@ -160,6 +172,7 @@ class Answers:
         self.asked = asked
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._sinks: list[ChoiceSink] = []
+        self._trace = current_trace()
         self._jobs = self._make_jobs(asyncio.get_running_loop())
         self._key_has_ended = False
         self.finished: dict[int, Finished] = {}
@@ -214,6 +227,30 @@ class Answers:
             self._service.key_watch.discard(self)
             self.cancel()
             self.asked.admission.give_back(self.num_tokens)
+            self._count()
+
+    def milliseconds(self) -> dict[str, float]:
+        """Durations for the log, from the request's arrival to the start of the first answer and to its first token."""
+        moments = {
+            "queue_milliseconds": [job.admitted for job in self._jobs],
+            "first_token_milliseconds": [sink.first_token_at for sink in self._sinks],
+        }
+        known = {name: [at for at in found if at is not None] for name, found in moments.items()}
+        return {name: round(1000 * (min(at) - self._trace.arrived), 1) for name, at in known.items() if at}
+
+    def _count(self) -> None:
+        """Report all answers to the metrics, once nobody waits for them any more."""
+        metrics = self._service.metrics
+        for index, (job, sink) in enumerate(zip(self._jobs, self._sinks, strict=True)):
+            end = self.finished.get(index)
+            metrics.ended(Ending.CANCELLED if end is None else end.ending)
+            for timing, moment in (
+                (metrics.times.queue, job.admitted),
+                (metrics.times.first_token, sink.first_token_at),
+                (metrics.times.whole, None if end is None else sink.ended_at),
+            ):
+                if moment is not None:
+                    timing.observe(moment - self._trace.arrived)
 
     def cancel(self) -> None:
         """Stop all answers that have not ended."""
@@ -243,7 +280,8 @@ class Answers:
         for prompt, max_tokens in zip(asked.prompts, asked.max_tokens, strict=True):
             for _ in range(asked.num_choices):
                 index = len(jobs)
-                sink = ChoiceSink(index, AnswerText(prompts.decode, asked.stops, prompts.decode.stray_byte), post)
+                text = AnswerText(prompts.decode, asked.stops, prompts.decode.stray_byte)
+                sink = ChoiceSink(index, self._trace.id, text, post)
                 self._sinks.append(sink)
                 coins = PublicCoins.fresh() if asked.seed is None else PublicCoins.from_seed(asked.seed % 2**64, index)
                 jobs.append(
@@ -258,6 +296,7 @@ class Answers:
                         sink=sink,
                         allowance=asked.admission.meter,
                         pace=Pace(self._service.settings.num_drafts),
+                        request_id=self._trace.id,
                     )
                 )
         return jobs

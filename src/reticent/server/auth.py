@@ -18,8 +18,9 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from reticent.errors import DeploymentStateError, ReticentError
-from reticent.ledger.api_keys import ApiKey, ExpiredKeyError, KeyTable, Scope, StoredKey, authenticate
+from reticent.ledger.api_keys import ApiKey, ExpiredKeyError, KeyTable, Scope, StoredKey, authenticate, identify
 from reticent.server.errors import ApiError
+from reticent.server.metering import METER
 
 _FRESH_SECONDS: Final = 0.5
 _FORWARDING: Final = frozenset(
@@ -109,38 +110,61 @@ def _is_forwarded(request: Request) -> bool:
     return any(name in _FORWARDING or name.startswith("x-forwarded-") for name in request.headers)
 
 
+def _require_local(request: Request) -> None:
+    """Refuse what may not come from this machine, where there are no keys."""
+    if not is_loopback(_named_host(request)):
+        raise ApiError(
+            403,
+            "Without API keys this server answers to loopback names only.",
+            kind="permission_error",
+            reason="foreign_host",
+        )
+    if _is_forwarded(request):
+        raise ApiError(
+            403,
+            "Without API keys this server answers nothing that a proxy forwards. Make a key with "
+            "`reticent keys create`.",
+            kind="permission_error",
+            reason="forwarded",
+        )
+
+
 async def _identify(request: Request, credentials: HTTPAuthorizationCredentials | None) -> ApiKey | None:
     directory: KeyDirectory = request.app.state.service.keys
     try:
         keys = await directory.read()
     except ReticentError:
         raise ApiError(
-            503, "API keys cannot be read at the moment. Try again later.", kind="server_error", retry_after=5
+            503,
+            "API keys cannot be read at the moment. Try again later.",
+            kind="server_error",
+            retry_after=5,
+            reason="keys_unreadable",
         ) from None
     if not keys:
-        if not is_loopback(_named_host(request)):
-            raise ApiError(403, "Without API keys this server answers to loopback names only.", kind="permission_error")
-        if _is_forwarded(request):
-            raise ApiError(
-                403,
-                "Without API keys this server answers nothing that a proxy forwards. Make a key with "
-                "`reticent keys create`.",
-                kind="permission_error",
-            )
+        _require_local(request)
         return None
+    if credentials is None:
+        raise _unauthorised("No API key was given; send it as a bearer token.", "invalid_api_key", "no_api_key")
+    state = request.scope["state"]
+    holder = identify(credentials.credentials, keys)
+    if holder is not None:
+        state["log"]["key_id"] = holder.id
     try:
-        key = authenticate(credentials.credentials, keys) if credentials else None
+        key = authenticate(credentials.credentials, keys)
     except ExpiredKeyError:
-        raise ApiError(
-            401,
-            "This API key has expired. Ask the operator for another, or for more time.",
-            code="expired_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
+        raise _unauthorised(
+            "This API key has expired. Ask the operator for another, or for more time.", "expired_api_key"
         ) from None
     if key is None:
-        what = "That API key is not valid." if credentials else "No API key was given; send it as a bearer token."
-        raise ApiError(401, what, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        reason = "invalid_api_key" if holder is None else "revoked_api_key"
+        raise _unauthorised("That API key is not valid.", "invalid_api_key", reason)
+    state[METER] = request.app.state.service.meters.of(key)
     return key
+
+
+def _unauthorised(message: str, code: str, reason: str | None = None) -> ApiError:
+    return ApiError(401, message, code=code, reason=reason, headers={"WWW-Authenticate": "Bearer"})
 
 
 def _with_scope(scope: Scope) -> Callable[..., object]:
@@ -149,7 +173,12 @@ def _with_scope(scope: Scope) -> Callable[..., object]:
     ) -> ApiKey | None:
         key = await _identify(request, credentials)
         if key is not None and scope not in key.scopes:
-            raise ApiError(403, f"This API key has no scope {scope.value!r}.", kind="permission_error")
+            raise ApiError(
+                403,
+                f"This API key has no scope {scope.value!r}.",
+                kind="permission_error",
+                reason="missing_scope",
+            )
         return key
 
     return dependency

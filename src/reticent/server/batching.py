@@ -230,6 +230,8 @@ class Batcher(Generic[C]):
                 self._suspend(suspended)
             job = self._waiting.pop(key_id)
             self._active.append(job)
+        if job.admitted is None:
+            job.admitted = time.perf_counter()
         self._readings.append(_Reading(job, self._ensemble.opening([*job.prompt, *job.written])))
 
     def _suspend(self, job: Job[C]) -> None:
@@ -250,7 +252,7 @@ class Batcher(Generic[C]):
             reading.job.context, reading.job.num_parts = end.value, reading.num_parts + 1
             self._observer.prefilled(reading.seconds + time.perf_counter() - started)
         except Exception:
-            logger.exception("a prompt could not be read", extra={"request_id": reading.job.request})
+            logger.exception("a prompt could not be read", extra=reading.job.log_fields)
             self._end(reading.job, Ending.FAULT)
         else:
             reading.num_parts += 1
@@ -298,7 +300,10 @@ class Batcher(Generic[C]):
         try:
             extend_with_drafts(self._ensemble, [job.open_context for job, _ in continuing], going_on)
         except Exception:
-            logger.exception("contexts could not be extended")
+            logger.exception(
+                "contexts could not be extended",
+                extra={"request_ids": sorted({job.request_id for job, _ in continuing})},
+            )
             for job, _ in continuing:
                 self._end(job, Ending.FAULT)
 
@@ -311,4 +316,4 @@ def _tell_end(job: Job[Any], ending: Ending) -> None:
 
 
 def _log_kind(what: str, job: Job[Any], error: Exception) -> None:
-    logger.error("%s (%s)", what, type(error).__name__, extra={"request_id": job.request})
+    logger.error("%s (%s)", what, type(error).__name__, extra=job.log_fields)

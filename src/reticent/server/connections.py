@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError, head_too_slow, malformed_request
-from reticent.server.request_ids import fresh_request_id
+from reticent.server.request_trace import fresh_request_id
 from reticent.server.settings import ClientAddresses, ConnectionLimits
 
 logger = logging.getLogger("reticent.server")

@@ -105,7 +105,9 @@ def quota_exhausted() -> ApiError:
 
 def key_ended() -> ApiError:
     """The key was revoked or has expired while its answers were under way."""
-    return ApiError(401, "This API key was revoked or has expired, and its answers end.", code="invalid_api_key")
+    return ApiError(
+        401, "This API key was revoked or has expired, and its answers end.", code="invalid_api_key", reason="key_ended"
+    )
 
 
 def storage_failed() -> ApiError:
@@ -132,6 +134,7 @@ def queue_full() -> ApiError:
         kind="rate_limit_error",
         code="rate_limit_exceeded",
         retry_after=2,
+        reason="queue",
     )
 
 

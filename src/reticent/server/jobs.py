@@ -76,11 +76,13 @@ class Job(Generic[C]):
         sink: where its tokens go.
         allowance: what its key may still have.
         pace: how many tokens are guessed ahead for it.
+        request_id: identifier of its request in logs.
         cancelled: set, by any thread, when nobody wants the answer any more.
         context: what the engine holds of it, while it is in the batch.
         written: its tokens so far.
         num_parts: in how many parts it was last read.
         turn: steps since then.
+        admitted: when it first got a place in the batch, in seconds of `time.perf_counter`.
     """
 
     request: str
@@ -93,11 +95,18 @@ class Job(Generic[C]):
     sink: Sink
     allowance: Allowance
     pace: Pace = field(default_factory=lambda: Pace(0))
+    request_id: str = ""
     cancelled: bool = False
     context: C | None = field(default=None, repr=False)
     written: list[int] = field(default_factory=list, repr=False)
     num_parts: int = 0
     turn: int = 0
+    admitted: float | None = None
+
+    @property
+    def log_fields(self) -> dict[str, str | None]:
+        """What a log line about it says of whose it is."""
+        return {"request_id": self.request_id, "answer_id": self.request, "key_id": self.key_id}
 
     @property
     def step(self) -> int:

@@ -15,15 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
-logger = logging.getLogger("reticent.server")
+from reticent.server.request_trace import TRACE
 
-REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
-"""Identifier of the request that is being served, in its task and in threads it waits for."""
+logger = logging.getLogger("reticent.server")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _MAX_TRACEBACK: Final = 16_000
@@ -42,8 +40,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage().rstrip(),
         }
-        if (request_id := REQUEST_ID.get()) is not None:
-            entry["request_id"] = request_id
+        if (trace := TRACE.get()) is not None:
+            entry["request_id"] = trace.id
         entry |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info and record.exc_info[0] is not None:
             # The end of a traceback says what went wrong.

@@ -9,9 +9,39 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from reticent.ledger.api_keys import ApiKey
 from reticent.ledger.usage import Spending
+
+METER: Final = "meter"
+"""Key in a request's state: the meter of the key that asks."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A key's rate: tokens a minute, tokens it may have now, and seconds until it may have a minute's worth again."""
+
+    per_minute: int
+    left: int
+    seconds_to_full: float
+
+    def headers(self) -> dict[str, str]:
+        """The headers in which OpenAI's interface tells clients their rate of tokens; requests have none here."""
+        return {
+            "x-ratelimit-limit-tokens": str(self.per_minute),
+            "x-ratelimit-remaining-tokens": str(self.left),
+            "x-ratelimit-reset-tokens": _duration(self.seconds_to_full),
+        }
+
+
+def _duration(seconds: float) -> str:
+    """A duration in the form 1m30s, 12s or 250ms, rounded up."""
+    if seconds < 1:
+        return f"{math.ceil(1000 * seconds)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 class KeyMeter:
@@ -84,15 +114,27 @@ class KeyMeter:
         with self._lock:
             if self._per_minute is None:
                 return 0.0
-            now = self._clock()
-            filled = self._bucket + (now - self._filled_at) * self._per_minute / 60
-            self._bucket, self._filled_at = min(filled, float(self._per_minute)), now
+            self._fill(self._per_minute)
             if tokens > self._per_minute:
                 return math.inf
             if tokens > self._bucket:
                 return (tokens - self._bucket) * 60 / self._per_minute
             self._bucket -= tokens
             return 0.0
+
+    def rate(self) -> "Rate | None":
+        """What is left of the minute's bucket now; None where the key has no rate."""
+        with self._lock:
+            if self._per_minute is None:
+                return None
+            self._fill(self._per_minute)
+            missing = self._per_minute - self._bucket
+            return Rate(self._per_minute, max(0, math.floor(self._bucket)), missing * 60 / self._per_minute)
+
+    def _fill(self, per_minute: int) -> None:
+        now = self._clock()
+        filled = self._bucket + (now - self._filled_at) * per_minute / 60
+        self._bucket, self._filled_at = min(filled, float(per_minute)), now
 
     def give_back(self, tokens: int) -> None:
         """Return reserved tokens that were not released."""

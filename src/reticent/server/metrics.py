@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from reticent.pac.accounting import units_to_nats
 from reticent.pac.curator import Curator
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, WORLD_MEANING, WORLD_QUESTION
-from reticent.server.jobs import TokenSource
+from reticent.server.jobs import Ending, TokenSource
 from reticent.server.stepping import Step
+from reticent.server.timings import REQUEST_BUCKETS, AnswerTimes
 
 DISSENT_EVERY_TOKENS = 1000
 _STEP_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -66,6 +67,15 @@ class Metrics:
             "ledger_failures", "Steps whose charges could not be written; their tokens stay hidden."
         )
         self._requests = self._counter("requests", "Requests since the start.", "route", "status")
+        self._request_seconds = Histogram(
+            "reticent_request_seconds",
+            "Time from a request's arrival to the end of the answer, streams included.",
+            ["route"],
+            registry=self.registry,
+            buckets=REQUEST_BUCKETS,
+        )
+        self._answers = self._counter("answers", "Answers that ended, by what ended them.", "ended_by")
+        self.times = AnswerTimes(self.registry)
         self._refusals = self._counter("refusals", "Requests and connections refused or cut, by reason.", "reason")
         self._connections = self._gauge("connections", "Connections, idle ones included.")
         self._step_seconds = self._histogram("step_seconds", "Time of one decode step for all answers in the batch.")
@@ -106,13 +116,25 @@ class Metrics:
             self._tokens.labels(source.value).inc(count)
         self._failures.inc(bool(step.commit_failed))
 
-    def answered(self, route: str, status: int) -> None:
-        """A request was answered."""
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """A request was answered, or its client left."""
         self._requests.labels(route, str(status)).inc()
+        self._request_seconds.labels(route).observe(seconds)
+
+    def ended(self, ending: Ending) -> None:
+        """An answer ended."""
+        self._answers.labels(ending.value).inc()
 
     def refused(self, reason: str) -> None:
         """A request or a connection was refused."""
         self._refusals.labels(reason).inc()
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """How many were refused, by reason, most frequent first."""
+        samples = [sample for metric in self._refusals.collect() for sample in metric.samples]
+        counts = {sample.labels["reason"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def connected(self, change: int) -> None:
         """A connection came (1) or went (-1)."""

@@ -20,9 +20,9 @@ from reticent.server.errors import (
     shutting_down,
     too_many_connections,
 )
-from reticent.server.logs import REQUEST_ID
+from reticent.server.metering import METER, KeyMeter
 from reticent.server.metrics import Metrics
-from reticent.server.request_ids import REQUEST_ID_HEADER, request_id_of
+from reticent.server.request_trace import REQUEST_ID_HEADER, TRACE, RequestTrace
 from reticent.server.settings import ClientAddresses
 
 logger = logging.getLogger("reticent.server")
@@ -50,17 +50,21 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), CLIENT_LEFT
-        fields: dict[str, Any] = {"request_id": request_id_of(Headers(scope=scope))}
+        trace, status = RequestTrace.of(Headers(scope=scope)), CLIENT_LEFT
+        fields: dict[str, Any] = {"request_id": trace.id}
         scope.setdefault("state", {})["log"] = fields
         # Not set back: what the server says of this request afterwards is said in the same task.
-        REQUEST_ID.set(fields["request_id"])
+        TRACE.set(trace)
 
         async def observed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = fields["request_id"]
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = trace.id
+                meter: KeyMeter | None = scope["state"].get(METER)
+                if meter is not None and (rate := meter.rate()) is not None:
+                    headers.update(rate.headers())
             await send(message)
 
         try:
@@ -74,10 +78,10 @@ class AccessLog:
                 # The answer has begun. The server logs this, and closes the connection.
                 status = 500
                 raise
-            logger.exception("a request failed")
+            logger.exception("a request failed", extra={"request_id": trace.id})
             await internal_error().send(scope, receive, observed)
         finally:
-            self._note(scope, status, time.perf_counter() - started)
+            self._note(scope, status, time.perf_counter() - trace.arrived)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["state"].get(OVER_LIMIT) and scope["path"] not in _PROBES:
@@ -94,7 +98,7 @@ class AccessLog:
         if named.get(self._addresses, status >= _FIRST_REFUSAL):
             fields["client"] = _address(scope)
         route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
-        self._metrics.answered(route, status)
+        self._metrics.answered(route, status, seconds)
         if "refusal" in fields:
             self._metrics.refused(fields["refusal"])
         if route not in _PROBES:

@@ -15,7 +15,7 @@ from reticent.server import errors, schemas
 from reticent.server.admission import Extent, admit
 from reticent.server.answers import CUT_SHORT, Answers, Asked, Event, Finished, Piece, decoding_for, error_of
 from reticent.server.auth import Generating
-from reticent.server.errors import ApiError
+from reticent.server.errors import ApiError, name_refusal
 from reticent.server.jobs import Ending
 from reticent.server.rendering import (
     ChatShape,
@@ -227,6 +227,7 @@ async def _stream(
         if with_usage:
             yield server_sent(shape.accounts(envelope, usage_of(service, answers)), with_usage)
         if error is not None:
+            name_refusal(request.scope, error)
             yield event(error.body)
         yield "data: [DONE]\n\n"
     finally:
@@ -244,6 +245,7 @@ def _log(request: Request, service: Service, answers: Answers) -> None:
         "prompt_tokens": sum(len(prompt) for prompt in asked.prompts),
         "completion_tokens": answers.num_tokens,
         "ended_by": sorted({end.ending.value for end in finished}),
+        **answers.milliseconds(),
     }
     if service.settings.log_texts:
         fields["prompts"] = [service.prompts.decode(prompt) for prompt in asked.prompts]

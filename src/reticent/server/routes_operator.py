@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Final, Literal
 
@@ -110,5 +111,9 @@ def _page_file(name: str) -> Response:
     media_type = _PAGE_FILES.get(name)
     if media_type is None:
         raise ApiError(404, "Not Found")
-    content = files("reticent.server.dashboard").joinpath(name).read_bytes()
-    return Response(content, media_type=media_type, headers=_PAGE_HEADERS)
+    return Response(_content(name), media_type=media_type, headers=_PAGE_HEADERS)
+
+
+@cache
+def _content(name: str) -> bytes:
+    return files("reticent.server.dashboard").joinpath(name).read_bytes()

@@ -65,7 +65,7 @@ def _cast_all(ensemble: Ensemble[C], jobs: Sequence[Job[C]], step: Step[C]) -> l
         try:
             votes_M = cast_votes(ensemble, job.open_context, job.settings, job.coins, job.step)
         except Exception:
-            logger.exception("votes could not be cast", extra={"request_id": job.request})
+            logger.exception("votes could not be cast", extra=job.log_fields)
             job.allowance.put_back()
             step.ended.append((job, Ending.FAULT))
             continue
@@ -90,7 +90,12 @@ def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step:
     except Exception as error:
         step.commit_failed = not isinstance(error, InvalidValueError)
         # What we raise ourselves is a state of affairs; anything else is a defect and its traceback is wanted.
-        logger.error("nothing was released: %s", error, exc_info=not isinstance(error, ReticentError))
+        logger.error(
+            "nothing was released: %s",
+            error,
+            exc_info=not isinstance(error, ReticentError),
+            extra={"request_ids": sorted({job.request_id for job, _ in votes})},
+        )
         for job, _ in votes:
             job.allowance.put_back()
             step.ended.append((job, Ending.STORAGE if step.commit_failed else Ending.FAULT))
@@ -112,7 +117,7 @@ def _continue_in_public(ensemble: Ensemble[C], job: Job[C], step: Step[C]) -> No
     try:
         token = public_vote(ensemble.public_logits(job.open_context), job.settings, job.coins, job.step)
     except Exception:
-        logger.exception("the public model gave no token", extra={"request_id": job.request})
+        logger.exception("the public model gave no token", extra=job.log_fields)
         step.ended.append((job, Ending.FAULT))
         return
     step.tokens.append((job, token, TokenSource.PUBLIC))

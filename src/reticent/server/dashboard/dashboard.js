@@ -20,6 +20,12 @@ function powerOfTwo(value) {
   return Number.isInteger(exponent) ? `2^${exponent} nats` : nats(value);
 }
 
+function seconds(value) {
+  if (value === null) return "none yet";
+  if (value < 1) return `${count(1000 * value)}\u00a0ms`;
+  return value < 10 ? `${value.toFixed(2)}\u00a0s` : `${count(value)}\u00a0s`;
+}
+
 function duration(hours) {
   if (hours < 1) return "less than an hour";
   if (hours < 48) return `${count(hours)} hour${Math.round(hours) === 1 ? "" : "s"}`;
@@ -85,6 +91,8 @@ function show(data) {
   say("uptime", duration((data.now - data.started) / 3600));
   say("on-exhausted", data.on_exhausted === "public" ? "the public model goes on" : "requests are refused");
   say("dissent", data.dissent_share === null ? "not yet" : `${Math.round(100 * data.dissent_share)}\u00a0%`);
+  showDurations(data.durations);
+  showRefusals(data.refusals);
   showKeys(data.keys);
   say("updated", `as of ${new Date(data.now * 1000).toLocaleString()}`);
 }
@@ -169,15 +177,44 @@ function showKeys(keys) {
       ["of", entry.total_tokens === null ? "any" : count(entry.total_tokens), "number"],
       ["a minute", entry.tokens_per_minute === null ? "any" : count(entry.tokens_per_minute), "number"],
     ];
-    row.append(...cells.map(([label, text, className]) => {
-      const cell = document.createElement("td");
-      cell.dataset.label = label;
-      cell.className = className;
-      cell.textContent = text;
-      return cell;
-    }));
+    row.append(...tableCells(cells));
     return row;
   }));
+}
+
+function tableCells(cells) {
+  return cells.map(([label, text, className]) => {
+    const cell = document.createElement("td");
+    cell.dataset.label = label;
+    cell.className = className;
+    cell.textContent = text;
+    return cell;
+  });
+}
+
+function fillTable(id, rows) {
+  byId(id).replaceChildren(...rows.map((cells) => {
+    const row = document.createElement("tr");
+    row.append(...tableCells(cells));
+    return row;
+  }));
+}
+
+function showDurations(durations) {
+  fillTable("durations", durations.map(({ name, median, ninety_fifth }) => [
+    ["", name, ""],
+    ["half within", seconds(median), "number"],
+    ["95\u00a0% within", seconds(ninety_fifth), "number"],
+  ]));
+}
+
+function showRefusals(refusals) {
+  byId("refusals").closest("table").hidden = refusals.length === 0;
+  byId("no-refusals").hidden = refusals.length > 0;
+  fillTable("refusals", refusals.map((entry) => [
+    ["", entry.reason.replaceAll("_", " "), ""],
+    ["times", count(entry.count), "number"],
+  ]));
 }
 
 byId("entry").addEventListener("submit", (event) => {

@@ -1,4 +1,4 @@
-"""What the dashboard shows, as numbers: budget, bounds, a projection, tokens by the hour, keys.
+"""What the dashboard shows, as numbers: budget, bounds, a projection, tokens by the hour, times, refusals, keys.
 
 Nothing here depends on the realised world beyond released tokens, and dissent appears as coarsely as in the metrics.
 """
@@ -13,6 +13,7 @@ from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_QUESTION
 from reticent.server.metrics import left_nats
 from reticent.server.service import Service
+from reticent.server.timings import AnswerTimes
 
 HOURS_SHOWN: Final = 48
 _HOURS_AVERAGED: Final = 24
@@ -38,6 +39,21 @@ class KeyUse(BaseModel):
     expires: int | None
     revoked: bool
     live: bool
+
+
+class Duration(BaseModel):
+    """Median and 95th percentile of a kind of duration, in seconds, over the latest 1,000; None before the first."""
+
+    name: str
+    median: float | None
+    ninety_fifth: float | None
+
+
+class Refusals(BaseModel):
+    """How many requests and connections were refused for a reason since the start."""
+
+    reason: str
+    count: int
 
 
 class Summary(BaseModel):
@@ -71,6 +87,8 @@ class Summary(BaseModel):
     answers_active: int
     answers_waiting: int
     max_concurrent: int
+    durations: list[Duration]
+    refusals: list[Refusals]
     hours: list[Hour]
     keys: list[KeyUse]
 
@@ -117,9 +135,19 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         answers_active=service.batcher.num_active,
         answers_waiting=service.batcher.num_waiting,
         max_concurrent=settings.limits.max_concurrent,
+        durations=_durations(service.metrics.times),
+        refusals=[Refusals(reason=reason, count=count) for reason, count in service.metrics.refusals.items()],
         hours=hours,
         keys=_keys(service, now),
     )
+
+
+def _durations(times: AnswerTimes) -> list[Duration]:
+    kinds = {"start (time in the queue)": times.queue, "first token": times.first_token, "end": times.whole}
+    return [
+        Duration(name=name, median=timing.quantile(0.5), ninety_fifth=timing.quantile(0.95))
+        for name, timing in kinds.items()
+    ]
 
 
 def _hours(service: Service, now: int) -> list[Hour]:
