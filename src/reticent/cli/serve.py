@@ -168,7 +168,7 @@ def _serve(
             notes.print("new deployment: its secret world is drawn now and stays", highlight=False)
         bound_to, why = permitted_host(host, KeyTable(ledger.database))
         if why is not None:
-            notes.print(why, highlight=False)
+            notes.print(why, highlight=False, soft_wrap=True)
         service = assemble(
             settings, identity, int(time.time()), engine, tokenizer, ledger, ledger.database, base.declared_ends
         )

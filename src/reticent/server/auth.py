@@ -24,7 +24,7 @@ from reticent.server.metering import METER
 
 _FRESH_SECONDS: Final = 0.5
 _FORWARDING: Final = frozenset(
-    ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip")
+    ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip")
 )
 
 logger = logging.getLogger("reticent.server")
