@@ -2,8 +2,9 @@
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tiny_models import byte_tokenizer
+from tiny_models import byte_fallback_tokenizer, byte_tokenizer
 
+from reticent.decoding.text import TextDecoder
 from reticent.server.streaming import AnswerText, StopFilter
 
 few_letters = st.text("abc", max_size=14)
@@ -65,3 +66,11 @@ def test_a_character_that_never_becomes_whole_is_replaced_at_the_end():
     tokens = tokenizer("é")["input_ids"]
     assert answer.push(tokens[0]) == ""
     assert answer.finish() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_line_break_that_stray_bytes_spoil_is_not_shown_before_them():
+    decode = TextDecoder(byte_fallback_tokenizer())
+    line_break, stray = byte_fallback_tokenizer().convert_tokens_to_ids(["<0x0A>", "<0xF0>"])
+    answer = AnswerText(decode, [], decode.stray_byte)
+    shown = answer.push(line_break) + answer.push(stray) + answer.finish()
+    assert shown == decode([line_break, stray]) == "\N{REPLACEMENT CHARACTER}" * 2
