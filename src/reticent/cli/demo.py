@@ -33,6 +33,7 @@ def demo(
     corpus, run = out / "letters.jsonl", out / "run"
     _chapter("1. A private corpus")
     _write_letters(corpus, out / "ground-truth.jsonl", letters)
+    _write_held_out(out / "held_out.jsonl", max(1, letters // 2))
     _chapter(f"2. {worlds} overlapping worlds, one adapter each, over one frozen public model")
     if (run / "manifest.json").is_file():
         console.print(f"{run} is there already; delete {out} to start over", highlight=False)
@@ -86,6 +87,14 @@ def _write_letters(corpus: Path, truth: Path, count: int) -> None:
         highlight=False,
     )
     console.print(written[0].text, style="dim", highlight=False, markup=False)
+
+
+def _write_held_out(path: Path, count: int) -> None:
+    """Letters about other patients, for `reticent evaluate --test`."""
+    from reticent.demo.letters import write_letters
+
+    if not path.is_file():
+        write_letters(path, count, _SEED + 1, truth_path=path.with_name("held_out-truth.jsonl"))
 
 
 def _show_public_text(run: Path, prompt: str, max_tokens: int) -> None:
