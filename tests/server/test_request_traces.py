@@ -159,6 +159,18 @@ def test_a_spent_budget_is_asked_once_by_openais_client(live):
         assert metric(http, 'reticent_refusals_total{reason="budget"}') == 1.0
 
 
+def test_a_stream_that_the_budget_ends_is_a_refusal_too(live, caplog):
+    caplog.set_level("INFO", logger="reticent.server")
+    server = live(total_budget=2 * NATS)
+    server.service.prompts.stop_tokens = frozenset()
+    with server.http() as http:
+        cut = ASK | {"stream": True, "max_tokens": 9}
+        assert '"insufficient_quota"' in http.post("/v1/completions", json=cut, headers={"X-Request-Id": "cut"}).text
+        [line] = eventually(lambda: lines_about(caplog, "cut"))
+        assert (line["status"], line["refusal"], line["client"]) == (200, "budget", "127.0.0.1")
+        assert metric(http, 'reticent_refusals_total{reason="budget"}') == 1.0
+
+
 def test_answers_are_timed_and_counted_by_what_ended_them(live):
     server = live()
     with server.http() as http:

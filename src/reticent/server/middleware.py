@@ -95,7 +95,7 @@ class AccessLog:
         if status == CLIENT_LEFT:
             name_refusal(scope, client_left())
         named = {ClientAddresses.NEVER: False, ClientAddresses.ALWAYS: True}
-        if named.get(self._addresses, status >= _FIRST_REFUSAL):
+        if named.get(self._addresses, status >= _FIRST_REFUSAL or "refusal" in fields):
             fields["client"] = _address(scope)
         route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
         self._metrics.answered(route, status, seconds)
