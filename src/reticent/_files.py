@@ -61,6 +61,16 @@ def fsync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_open_as(path: Path, descriptor: int) -> bool:
+    """Whether a path still names the file that a descriptor has open."""
+    mine = os.fstat(descriptor)
+    try:
+        there = path.stat()
+    except OSError:
+        return False
+    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, make it durable, and move it into place.
 

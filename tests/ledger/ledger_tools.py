@@ -15,6 +15,18 @@ from reticent.randomness import SystemNoise
 WORLDS = 8
 BUDGET = 2.0**-8
 
+# A program that holds a deployment until its input ends; arguments: run folder, key folder, database URL or "-", paths.
+HOLDER = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[4:]
+from ledger_tools import open_ledger
+from reticent.ledger.secret import Keyring
+with open_ledger(Path(sys.argv[1]), Keyring(Path(sys.argv[2]), {}), sys.argv[3] if sys.argv[3] != "-" else None):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
 
 class ReplayableNoise(SystemNoise):
     """Normals that depend on how many were drawn before, counted over the deployment's life. Tests only."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import shutil
 import threading
 import time
 
@@ -11,6 +12,7 @@ from postgresql_proxy import Proxy
 
 from reticent.errors import DeploymentStateError, StorageError
 from reticent.ledger import mark as mark_module
+from reticent.ledger.secret import Keyring
 from reticent.pac.accounting import charge_units
 
 
@@ -143,13 +145,15 @@ def test_connections_lost_at_random_under_load(run_dir, keyring, postgresql_url)
 
 
 def test_a_session_that_the_server_ended_takes_its_lock_with_it(run_dir, keyring, postgresql_url):
-    """While the first writer has lost its session, a second opens the deployment; the first never commits again."""
-    second_dir = run_dir.parent / "copy"
+    """While the first writer has lost its session, another machine, with keys of its own, opens the deployment."""
+    second_dir, second_keys = run_dir.parent / "copy", run_dir.parent / "copied keys"
     second_dir.mkdir()
     with open_ledger(run_dir, keyring, postgresql_url) as first:
         release(first, 2)
+        shutil.copytree(keyring.folder, second_keys)
+        second_keyring = Keyring(second_keys, {})
         with pytest.raises(DeploymentStateError, match="another process is using"):
-            open_ledger(second_dir, keyring, postgresql_url)
+            open_ledger(second_dir, second_keyring, postgresql_url)
         sql(
             run_dir,
             postgresql_url,
@@ -157,7 +161,7 @@ def test_a_session_that_the_server_ended_takes_its_lock_with_it(run_dir, keyring
             "WHERE l.locktype = 'advisory' AND (l.classid::bigint << 32) | l.objid::bigint = "
             "hashtextextended('reticent ledger ' || current_schema(), 0)",
         )
-        with open_ledger(second_dir, keyring, postgresql_url) as second:
+        with open_ledger(second_dir, second_keyring, postgresql_url) as second:
             release(second, 3)
             for _ in range(2):
                 with pytest.raises(StorageError, match=r"terminat|another session holds the lock"):

@@ -4,23 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from ledger_tools import assert_same, open_ledger, read_ledger, release
+from ledger_tools import HOLDER, assert_same, open_ledger, read_ledger, release
 
 from reticent.errors import DeploymentStateError, StorageError
 from reticent.ledger.database import Database
 from reticent.ledger.lock import RunLock
 from reticent.ledger.voiding import void_ledger
-
-HOLDER = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[4:]
-from ledger_tools import open_ledger
-from reticent.ledger.secret import Keyring
-with open_ledger(Path(sys.argv[1]), Keyring(Path(sys.argv[2]), {}), sys.argv[3] if sys.argv[3] != "-" else None):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 def test_a_second_process_is_turned_away_and_may_still_look(run_dir, keyring, url):

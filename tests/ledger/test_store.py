@@ -300,8 +300,12 @@ def test_voiding_leaves_nothing_to_continue_from(run_dir, keyring, url):
         release(ledger, 2)
         with pytest.raises(DeploymentStateError, match="another process"):
             void_ledger(run_dir, keyring, database)
-    void_ledger(run_dir, keyring, database)
-    assert not list(keyring.folder.iterdir())
+    kept = {path.name: path.read_bytes() for path in keyring.folder.iterdir() if path.suffix != ".lock"}
+    voided = void_ledger(run_dir, keyring, database)
+    assert not voided.copy_alone
+    assert sorted(keyring.folder.iterdir()) == sorted(voided.set_aside)
+    assert {path.name.partition(".reset-")[0]: path.read_bytes() for path in voided.set_aside} == kept
+    assert {path.stat().st_mode & 0o077 for path in voided.set_aside} == {0}
     with pytest.raises(DeploymentStateError, match="there is no ledger"):
         read_ledger(run_dir, keyring, url)
     with open_ledger(run_dir, keyring, url) as ledger:

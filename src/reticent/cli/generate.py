@@ -1,5 +1,6 @@
 """`reticent generate`: PAC-private text from a run."""
 
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def generate(
     engine = opened.engine(base, getattr(torch, dtype.value) if dtype else None, device)
     with open_deployment(run, opened.manifest.num_worlds, total_budget, database_url) as curator:
         spent_before = curator.account.spent_units
-        request = f"cli-{curator.state.tokens_released}"
+        request = f"cli-{secrets.token_hex(8)}"
         coins = PublicCoins.fresh() if seed is None else PublicCoins.from_seed(seed, 0)
         stop = end_tokens(tokenizer, base.declared_ends)
         tokens = release_tokens(engine, prompt_tokens, settings, curator, coins, request, max_tokens, stop, drafts)

@@ -12,11 +12,16 @@ from reticent.errors import DeploymentStateError, InvalidValueError
 app = typer.Typer(help="The deployment's durable state: show what was spent, or give it up.")
 
 WHAT_RESET_VOIDS = (
-    "This deletes the realised world, the posterior, the account and the API keys of {run}. They cannot be recovered.\n"
+    "This deletes the realised world, the posterior, the account and the API keys of {run}.\n"
     "So far {tokens} were released. They stay covered by the bound for what was charged for them, and nothing takes "
     "them back.\n"
     "The next deployment draws a new world and starts from zero: no single bound will cover what was released so far "
     "together with what is released after. Whoever saw both has two bounds to add up."
+)
+WHAT_DELETING_A_COPY_DOES = (
+    "The ledger of {run} is a copy: the deployment goes on elsewhere, and its key and mark stay as they are.\n"
+    "This deletes the copy with its API keys. A new deployment in {run} would draw another world: no single bound "
+    "covers what both release."
 )
 
 
@@ -72,18 +77,30 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Delete the deployment's secret, posterior, account and API keys, so that a new deployment can start."""
+    """Delete the deployment's secret, posterior, account and API keys, so that a new deployment can start.
+
+    The key and the mark are kept aside under other names. Of a ledger that is a copy of another, the copy alone goes.
+    """
     from reticent.ledger.database import Database
     from reticent.ledger.secret import Keyring
-    from reticent.ledger.voiding import void_ledger
+    from reticent.ledger.voiding import is_copy, void_ledger
 
-    notes.print(WHAT_RESET_VOIDS.format(run=run, tokens=_tokens_released(run, database_url)), highlight=False)
+    keyring, database = Keyring.of_user(), Database.of_run(run, database_url)
+    if is_copy(run, keyring, database):
+        notes.print(WHAT_DELETING_A_COPY_DOES.format(run=run), highlight=False)
+    else:
+        notes.print(WHAT_RESET_VOIDS.format(run=run, tokens=_tokens_released(run, database_url)), highlight=False)
     if not void_guarantee:
         raise InvalidValueError("nothing was deleted; add --void-guarantee to go on")
     if not yes:
         typer.confirm("Delete it?", abort=True, err=True)
-    void_ledger(run, Keyring.of_user(), Database.of_run(run, database_url))
+    voided = void_ledger(run, keyring, database)
+    if voided.copy_alone:
+        notes.print("deleted the copy alone; no key and no mark was touched", highlight=False)
+        return
     notes.print("deleted", highlight=False)
+    for path in voided.set_aside:
+        notes.print(f"kept aside: {path}", highlight=False)
 
 
 def _tokens_released(run: Path, database_url: str | None) -> str:

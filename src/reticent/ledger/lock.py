@@ -1,12 +1,14 @@
 """One writer: the locks that keep a second process off a deployment.
 
-Three layers, each for what the one before it cannot see:
+Four layers, each for what the one before it cannot see:
 
 1. a lock file in the run directory, and one beside a SQLite file that lies elsewhere: processes on one machine;
-2. in PostgreSQL, an advisory lock of the very session that commits. A connection that is lost loses the lock, and
+2. a lock file of the deployment beside its key: processes on copies of the run directory or of the database, which
+   have lock files of their own but share the key and the mark;
+3. in PostgreSQL, an advisory lock of the very session that commits. A connection that is lost loses the lock, and
    nothing can be committed on it either; the next session must win the lock before it reads or writes. As a session
    keeps its lock until its last transaction has ended, no late commit can follow what the next session reads;
-3. the writer's epoch in the state row. Whoever opens a ledger raises it, and a commit compares it in its own
+4. the writer's epoch in the state row. Whoever opens a ledger raises it, and a commit compares it in its own
    transaction: a writer that was passed over cannot commit, whatever became of its locks.
 
 The lock file also remembers which deployment the run has and where its ledger lies, so that a ledger which was deleted,
@@ -22,6 +24,7 @@ from typing import Final, Self
 
 from sqlalchemy import Connection, text
 
+from reticent._files import is_open_as
 from reticent.errors import DeploymentStateError, StorageError
 from reticent.ledger.database import Database
 
@@ -31,10 +34,11 @@ _SESSION_LOCK: Final = text(
 )
 _SESSION_LOCK_WAIT_SECONDS: Final = 2.0
 _MEMORY_BYTES: Final = 4096
+_ID_DIGITS: Final = 32
 
 
 class RunLock:
-    """The lock files of a deployment, held from construction until `close`.
+    """The lock files of a deployment, held from construction until `close`; `hold` adds the one beside its key.
 
     Raises:
         DeploymentStateError: another process holds one of them.
@@ -48,10 +52,20 @@ class RunLock:
         self._descriptors: list[int] = []
         try:
             for path in self._paths:
-                self._descriptors.append(_locked(path))
+                self._descriptors.append(_locked(path, busy(path.parent)))
         except BaseException:
             self.close()
             raise
+
+    def hold(self, deployment_lock: Path) -> None:
+        """Hold the lock file beside a deployment's key as well, whose folder exists.
+
+        Raises:
+            DeploymentStateError: another process holds it.
+            StorageError: it cannot be opened.
+        """
+        self._descriptors.append(_locked(deployment_lock, _busy_elsewhere()))
+        self._paths.append(deployment_lock)
 
     @property
     def held(self) -> bool:
@@ -62,7 +76,7 @@ class RunLock:
     def deployment_id(self) -> str:
         """The deployment the run directory remembers, or "" where none was created yet."""
         remembered = self._memory()[0]
-        return remembered if len(remembered) == 32 and set(remembered) <= set("0123456789abcdef") else ""
+        return remembered if is_deployment_id(remembered) else ""
 
     @property
     def ledger_place(self) -> str:
@@ -90,12 +104,7 @@ class RunLock:
             DeploymentStateError: one was, or the lock is closed.
         """
         for path, descriptor in zip(self._paths, self._descriptors, strict=True):
-            mine = os.fstat(descriptor)
-            try:
-                there = path.stat()
-            except OSError:
-                there = None
-            if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            if not is_open_as(path, descriptor):
                 raise DeploymentStateError(
                     f"the lock file {path} was deleted or replaced while this process held it; nothing more is "
                     "released. Make sure that no other process uses the deployment, then start again"
@@ -124,6 +133,11 @@ class RunLock:
             os.fsync(self._descriptors[0])
         except OSError as error:
             raise StorageError(f"cannot write {self._paths[0]}: {error.strerror}") from error
+
+
+def is_deployment_id(text: str) -> bool:
+    """Whether a text is the name of a deployment: 32 hexadecimal digits, which are safe in a file name."""
+    return len(text) == _ID_DIGITS and set(text) <= set("0123456789abcdef")
 
 
 def take_session_lock(connection: Connection) -> bool:
@@ -163,7 +177,14 @@ def busy(place: object) -> DeploymentStateError:
     )
 
 
-def _locked(path: Path) -> int:
+def _busy_elsewhere() -> DeploymentStateError:
+    return DeploymentStateError(
+        "another process is using the deployment from a copy of this run; wait until it ends or stop it: "
+        "a deployment has one writer, and its copies share its key"
+    )
+
+
+def _locked(path: Path, refusal: DeploymentStateError) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -172,5 +193,5 @@ def _locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise busy(path.parent) from None
+        raise refusal from None
     return descriptor

@@ -15,7 +15,8 @@ from sqlalchemy import insert
 from reticent.errors import DeploymentStateError, InvalidValueError
 from reticent.ledger import chain, schema
 from reticent.ledger.database import Database
-from reticent.ledger.mark import Mark
+from reticent.ledger.lock import RunLock
+from reticent.ledger.mark import LastRelease, Mark, read_mark
 from reticent.ledger.reading import LedgerReader, read_header, require_run
 from reticent.ledger.sealing import Checkpoint, Header, run_digest, seal
 from reticent.ledger.secret import Keyring, StateKey
@@ -57,8 +58,8 @@ def existing_header(database: Database) -> Header | None:
         engine.dispose()
 
 
-def create(database: Database, run_id: str, keyring: Keyring, initial: CuratorState) -> Opened:
-    """Write a new deployment with its key and its mark.
+def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, initial: CuratorState) -> Opened:
+    """Write a new deployment with its key and its mark, and hold its lock.
 
     Raises:
         DeploymentStateError: another process is about to create one there, or the key is malformed.
@@ -72,7 +73,8 @@ def create(database: Database, run_id: str, keyring: Keyring, initial: CuratorSt
         database.create_file()
         undo.callback(keyring.remove, header.deployment_id)
         key = keyring.create(header.deployment_id)
-        mark = Mark.create(keyring.mark_path(header.deployment_id))
+        lock.hold(keyring.lock_path(header.deployment_id))
+        mark = Mark.create(keyring.mark_path(header.deployment_id), checkpoint.head)
         undo.callback(mark.close)
         writer = Writer(database)
         undo.callback(writer.close)
@@ -94,15 +96,22 @@ def create(database: Database, run_id: str, keyring: Keyring, initial: CuratorSt
     return Opened(writer, mark, key, header, checkpoint)
 
 
-def continue_from(run_dir: Path, run_id: str, keyring: Keyring, database: Database, header: Header) -> Opened:
-    """Become the writer of an existing deployment, and verify all of its ledger.
+def continue_from(
+    lock: RunLock, run_dir: Path, run_id: str, keyring: Keyring, database: Database, header: Header
+) -> Opened:
+    """Become the writer of an existing deployment, under its lock, and verify all of its ledger.
 
     Raises:
-        DeploymentStateError: another process writes to it, it belongs to another run, fails its verification, or is
-            older than its mark; or the key or the mark is missing.
+        DeploymentStateError: another process writes to it or to a copy, it belongs to another run, fails its
+            verification, or is not the ledger that its mark knows; or the key or the mark is missing.
         StorageError: the database cannot be reached.
     """
     require_run(header, run_id, database)
+    # A key or a mark that is missing is named before a file is created beside them.
+    keyring.load(header.deployment_id)
+    mark_path = keyring.mark_path(header.deployment_id)
+    read_mark(mark_path)
+    lock.hold(keyring.lock_path(header.deployment_id))
     with contextlib.ExitStack() as undo:
         writer = Writer(database)
         undo.callback(writer.close)
@@ -111,7 +120,10 @@ def continue_from(run_dir: Path, run_id: str, keyring: Keyring, database: Databa
         with LedgerReader(run_dir, run_id, keyring, database) as reader:
             reader.verify()
             key, checkpoint = reader.key, reader.checkpoint
-        mark = Mark.open(keyring.mark_path(header.deployment_id))
+        mark = Mark.open(mark_path)
+        undo.callback(mark.close)
+        # A crash between a commit and its mark leaves the ledger ahead.
+        mark.raise_to(LastRelease(checkpoint.state.tokens_released, checkpoint.head))
         undo.pop_all()
     return Opened(writer, mark, key, header, checkpoint)
 

@@ -1,8 +1,9 @@
 """What a ledger says: its state, its verification, its totals and its releases, from one snapshot.
 
 Reading takes no lock and changes nothing; it works while another process releases tokens. Every reader has checked
-that the ledger belongs to the run and is not older than the mark, and has opened the sealed state; whether the chain
-holds is said by `verify`.
+that the ledger belongs to the run and is neither older than the mark nor, at the same length, another one than it
+knows, and has opened the sealed state; whether the chain holds, and holds the release the mark knows, is said by
+`verify`.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from reticent.errors import DeploymentStateError
 from reticent.ledger import chain, schema
 from reticent.ledger.chain import Totals
 from reticent.ledger.database import Database
-from reticent.ledger.mark import read_mark
+from reticent.ledger.lock import is_deployment_id
+from reticent.ledger.mark import LastRelease, read_mark
 from reticent.ledger.sealing import Checkpoint, Header, run_digest, unseal
 from reticent.ledger.secret import Keyring, StateKey
 from reticent.ledger.writer import state_missing
@@ -28,6 +30,10 @@ from reticent.pac.curator import CuratorState
 
 _ROWS_AT_ONCE: Final = 1000
 _SECONDS_A_DAY: Final = 86_400
+_GO_ON_WITH_THE_LATEST: Final = (
+    "Go on with the latest ledger, where it is; `reticent state reset` here deletes this copy alone and leaves the "
+    "deployment's key and mark"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class LedgerReader:
 
     Raises:
         DeploymentStateError: there is no ledger, it belongs to another run, comes from a newer schema, is older than
-            the mark, was altered, or its key or mark is missing.
+            the mark or went another way, was altered, or its key or mark is missing.
         StorageError: the database cannot be reached.
     """
 
@@ -71,10 +77,10 @@ class LedgerReader:
             self._header = header
             self._key = keyring.load(header.deployment_id)
             # The mark first: a commit in between moves the ledger ahead of it, never behind.
-            mark = read_mark(keyring.mark_path(header.deployment_id))
+            self._marked = read_mark(keyring.mark_path(header.deployment_id))
             self._connection.rollback()
             self._checkpoint = self._load()
-            require_recent(self._checkpoint.state.tokens_released, mark, database)
+            _require_latest(self._checkpoint, self._marked, database)
             self._undo = undo.pop_all()
 
     @property
@@ -101,12 +107,16 @@ class LedgerReader:
         """Replay the chain and compare it with what is sealed; rows are read in passing, whatever their number.
 
         Raises:
-            DeploymentStateError: the finding: a row was edited, deleted, added or cut off.
+            DeploymentStateError: the finding: a row was edited, deleted, added or cut off, or the release that the
+                mark knows is another one.
             StorageError: the database cannot be read.
         """
         start = chain.first_digest(self._header.deployment_id, self._header.run_digest)
         totals = chain.replay(self._rows(), start)
         chain.require_sealed(totals, self._checkpoint.totals)
+        with self._database.errors():
+            if not holds_release(self._connection, self._header, self._marked):
+                raise _forked(self._database, self._marked)
         return totals
 
     def usage(self) -> list[Usage]:
@@ -194,7 +204,20 @@ def read_header(connection: Connection, database: Database) -> Header | None:
                 f"{database} holds a deployment, but its table {table.name!r} was dropped; put the latest ledger back, "
                 "or reset with `reticent state reset`"
             )
+    if not is_deployment_id(row.deployment_id):
+        raise DeploymentStateError(f"{database} names its deployment by no identifier; put the latest ledger back")
     return Header(row.schema_version, row.deployment_id, bytes(row.run_digest))
+
+
+def holds_release(connection: Connection, header: Header, last: LastRelease) -> bool:
+    """Whether a ledger holds the last release that a mark knows; its chain is taken as it stands."""
+    if last.tokens == 0:
+        found: bytes | None = chain.first_digest(header.deployment_id, header.run_digest)
+    else:
+        row = select(schema.releases.c.digest).where(schema.releases.c.number == last.tokens)
+        stored = connection.execute(row).scalar_one_or_none()
+        found = None if stored is None else bytes(stored)
+    return found is not None and last.head in (None, found)
 
 
 def require_run(header: Header, run_id: str, database: Database) -> None:
@@ -211,18 +234,22 @@ def require_run(header: Header, run_id: str, database: Database) -> None:
         )
 
 
-def require_recent(tokens: int, mark: int, database: Database) -> None:
-    """Check that a ledger is not older than the last release known beside the key.
-
-    Raises:
-        DeploymentStateError: it is.
-    """
-    if tokens < mark:
+def _require_latest(checkpoint: Checkpoint, marked: LastRelease, database: Database) -> None:
+    tokens = checkpoint.state.tokens_released
+    if tokens < marked.tokens:
         raise DeploymentStateError(
-            f"the ledger {database} was made after {tokens} released tokens, but {mark} have been released; it is an "
-            "old copy, and continuing from it would void the guarantee. Put the latest ledger back, or reset with "
-            "`reticent state reset`"
+            f"the ledger {database} was made after {tokens} released tokens, but {marked.tokens} have been released; "
+            f"it is an old copy, and continuing from it would void the guarantee. {_GO_ON_WITH_THE_LATEST}"
         )
+    if tokens == marked.tokens and marked.head not in (None, checkpoint.head):
+        raise _forked(database, marked)
+
+
+def _forked(database: Database, marked: LastRelease) -> DeploymentStateError:
+    return DeploymentStateError(
+        f"release {marked.tokens} in the ledger {database} is not the one that the mark beside the key knows: it is a "
+        "copy that went another way, and continuing from it would void the guarantee. " + _GO_ON_WITH_THE_LATEST
+    )
 
 
 def _absent(database: Database) -> DeploymentStateError:

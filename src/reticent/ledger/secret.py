@@ -15,6 +15,7 @@ import binascii
 import os
 import secrets
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -120,8 +121,12 @@ class Keyring:
         return self.folder / f"{deployment_id}.key"
 
     def mark_path(self, deployment_id: str) -> Path:
-        """Where the deployment's mark lies: how many tokens it has released."""
+        """Where the deployment's mark lies: its last release."""
         return self.folder / f"{deployment_id}.mark"
+
+    def lock_path(self, deployment_id: str) -> Path:
+        """Where the lock file of the deployment's writer lies."""
+        return self.folder / f"{deployment_id}.lock"
 
     def create(self, deployment_id: str) -> StateKey:
         """The key for a new deployment: RETICENT_KEY if set, else a fresh one in a new key file.
@@ -173,9 +178,28 @@ class Keyring:
             return StateKey.parse(handle.read(), str(path))
 
     def remove(self, deployment_id: str) -> None:
-        """Delete the deployment's key file and mark, where they exist."""
-        self.key_path(deployment_id).unlink(missing_ok=True)
-        self.mark_path(deployment_id).unlink(missing_ok=True)
+        """Delete the files of a deployment whose creation failed, where they exist."""
+        for path in (self.key_path(deployment_id), self.mark_path(deployment_id), self.lock_path(deployment_id)):
+            path.unlink(missing_ok=True)
+
+    def set_aside(self, deployment_id: str) -> list[Path]:
+        """Rename the deployment's key file and mark, where they exist, so that nothing opens with them.
+
+        The caller holds the deployment's lock, whose file is deleted.
+
+        Returns:
+            Where they are now.
+
+        Raises:
+            OSError: one cannot be renamed.
+        """
+        ending = time.strftime("reset-%Y%m%dT%H%M%SZ", time.gmtime())
+        paths = [self.key_path(deployment_id), self.mark_path(deployment_id)]
+        kept = [path.rename(path.with_name(f"{path.name}.{ending}")) for path in paths if path.exists()]
+        self.lock_path(deployment_id).unlink(missing_ok=True)
+        if kept:
+            fsync_directory(self.folder)
+        return kept
 
     def make_folder(self) -> None:
         """Create the folder, for its owner alone.

@@ -3,17 +3,18 @@
 Guarantee. When a commit returns, the sealed state and the releases that led to it are durable together; when it raises,
 or the process dies inside it, either all of them are or none. A caller that commits before it shows a token can
 therefore lose a token, never a charge or a posterior update. A ledger is opened only if it belongs to the run, its
-chain of releases holds, it is not older than the mark beside the key, and no other process writes to it.
+chain of releases holds and ends with or after the release that the mark beside the key knows, and no other process
+writes to it or to a copy that shares its key.
 
 | crash or failure | what stands | why it is safe |
 |---|---|---|
 | before the transaction commits | n releases, mark n | the token was not shown |
-| between the transaction and the mark | n + 1 releases, mark n | counted, not shown; a ledger ahead of its mark opens |
+| between the transaction and the mark | n + 1 releases, mark n | counted, not shown; the mark follows at a start |
 | the commit is sent and its answer lost | n or n + 1 | nothing is released until it was read again which |
 | after the mark | n + 1 releases, mark n + 1 | counted, perhaps shown |
 
-Copies of the key, the mark and the ledger on a second machine cannot be told from the original: one deployment, one
-place.
+Copies of the ledger that share the key folder are known by its lock and its mark. Copies of the key, the mark and the
+ledger on a second machine cannot be told from the original: one deployment, one place.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from reticent.errors import DeploymentStateError, InvalidValueError
 from reticent.ledger import chain, schema
 from reticent.ledger.database import Database
 from reticent.ledger.lock import RunLock
+from reticent.ledger.mark import LastRelease
 from reticent.ledger.opening import (
     Opened,
     continue_from,
@@ -110,9 +112,9 @@ class Ledger:
             header = existing_header(database)
             if header is None:
                 require_undeployed(lock.deployment_id, lock.ledger_place, database)
-                opened = create(database, run_id, keyring, CuratorState.initial(num_worlds, noise, total_budget))
+                opened = create(lock, database, run_id, keyring, CuratorState.initial(num_worlds, noise, total_budget))
             else:
-                opened = continue_from(run_dir, run_id, keyring, database, header)
+                opened = continue_from(lock, run_dir, run_id, keyring, database, header)
             undo.callback(opened.close)
             require_agreement(opened.checkpoint.state, num_worlds, total_budget)
             lock.remember(opened.header.deployment_id, database)
@@ -130,7 +132,7 @@ class Ledger:
 
         Raises:
             DeploymentStateError: the ledger is closed, the state does not follow the last one committed, or another
-                process has taken the deployment over.
+                process has taken the deployment over, here or from a copy.
             StorageError: it cannot be written; the tokens must not be shown.
         """
         if state.tokens_released != self._tokens + len(records):
@@ -142,6 +144,7 @@ class Ledger:
             raise InvalidValueError("the account of a ledger ends at 2^64 nats; such a charge protects nothing")
         self._failed = True
         self._require_held()
+        self._opened.mark.require_current()
         head, rows = self._head, []
         now = int(time.time())
         for number, record in enumerate(records, self._tokens + 1):
@@ -151,7 +154,7 @@ class Ledger:
         sealed = seal(self._opened.key, self._opened.header, Checkpoint(state, head))
         self._attempted_head = head
         self._opened.writer.advance(self._tokens, state.tokens_released, sealed, rows)
-        self._opened.mark.raise_to(state.tokens_released)
+        self._opened.mark.raise_to(LastRelease(state.tokens_released, head))
         self._tokens, self._head, self._failed = state.tokens_released, head, False
 
     def reconcile(self, state: CuratorState) -> CuratorState:
@@ -170,7 +173,7 @@ class Ledger:
                 f"not commit, where it had committed {state.tokens_released}: the ledger was replaced while it was in "
                 "use. Nothing more is released; stop, and put the latest ledger back"
             )
-        self._opened.mark.raise_to(checkpoint.state.tokens_released)
+        self._opened.mark.raise_to(LastRelease(checkpoint.state.tokens_released, checkpoint.head))
         self._tokens, self._head, self._failed = checkpoint.state.tokens_released, checkpoint.head, False
         return checkpoint.state
 
@@ -184,7 +187,8 @@ class Ledger:
             self._require_held()
         except DeploymentStateError:
             return False
-        if not self._opened.writer.has_its_file or not all(room.is_there() for room in self._rooms):
+        in_place = self._opened.writer.has_its_file and self._opened.mark.in_place
+        if not in_place or not all(room.is_there() for room in self._rooms):
             return False
         return probe(self._database, self._opened.writer.epoch, write=self._failed)
 
