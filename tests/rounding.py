@@ -28,6 +28,14 @@ def may_be_off(values: NDArray[Any], tolerance: float) -> NDArray[np.float64]:
     return tolerance * (1.0 + np.abs(values.astype(np.float64)))
 
 
+def enlarged(peer_NV: NDArray[Any], exact_NV: NDArray[Any], tolerance: float = CLOSE) -> float:
+    """A tolerance for inputs whose rounding a model enlarges, as a norm does of nearly equal numbers.
+
+    `peer_NV` is another float32 computation of the exact numbers `exact_NV`; ours may be ten times as far off.
+    """
+    return tolerance + 10.0 * float(np.abs(peer_NV - exact_NV).max())
+
+
 def possible_ranks(values_NV: ArrayLike, places_N: ArrayLike, tolerance: float = CLOSE) -> tuple[Any, Any]:
     """The lowest and highest number of values that may be above the one at each row's place; int64[N] each."""
     values, places = np.asarray(values_NV, np.float64), np.asarray(places_N)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rounding import assert_largest, assert_possible_ranks, clear_largest, decided_votes, possible_ranks
+from rounding import assert_largest, assert_possible_ranks, clear_largest, decided_votes, enlarged, possible_ranks
 
 from reticent.decoding.decoder import cast_votes
 from reticent.decoding.votes import Decoder, DecodingSettings
@@ -31,6 +31,12 @@ def test_the_largest_may_be_exchanged_within_rounding_and_no_further():
             assert_largest(wrong, VALUES, 1e-3)
     with pytest.raises(AssertionError, match="larger"):
         assert_largest([[4, 1, 0]], VALUES, 1e-4)
+
+
+def test_the_tolerance_grows_with_what_rounding_does_to_a_peer_and_not_with_ours():
+    exact = np.array([[1.0, 2.0]])
+    assert enlarged(exact, exact, 1e-3) == 1e-3
+    assert enlarged(np.array([[1.0, 2.001]]), exact, 1e-3) == pytest.approx(0.011)
 
 
 def test_choices_are_clear_where_rounding_cannot_change_them():

@@ -174,12 +174,11 @@ import torch
 from reticent.ensemble import fused
 assert fused.why_not_compiled() is None, fused.why_not_compiled()
 numbers = torch.Generator().manual_seed(0)
-for rows, width in ((33, 48), (5, 77)):
-    x = torch.randn(rows, width, generator=numbers, requires_grad=True)
-    y = fused.rms_norm(x, None, 1e-5)
-    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (width,), eps=1e-5), rtol=1e-4, atol=1e-4)
-    y.square().sum().backward()
-    assert x.grad.abs().max() < 1, "this norm does not change with the length of a row"
+x = torch.randn(33, 77, generator=numbers, requires_grad=True)
+y = fused.rms_norm(x, None, 1e-5)
+torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (77,), eps=1e-5), rtol=1e-4, atol=1e-4)
+y.square().sum().backward()
+assert x.grad.abs().max() < 1, "this norm does not change with the length of a row"
 print(torch.backends.cpu.get_cpu_capability())
 """
 
