@@ -5,10 +5,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pydantic import ValidationError
 from server.waiting import eventually
 
 from reticent.errors import InvalidValueError
 from reticent.server.prompts import BYTES_PER_TOKEN
+from reticent.server.schemas import ChatCompletionRequest, CompletionRequest
 from reticent.server.settings import Limits
 from reticent.server.tokenising import Tokenising
 from reticent.server.turns import QueueFullError
@@ -146,3 +148,22 @@ def test_keys_take_turns_at_the_tokeniser_and_their_lines_are_bounded():
         return order
 
     assert asyncio.run(ask()) == list("babaaaa")
+
+
+@pytest.mark.parametrize(
+    ("of", "field", "value"),
+    [
+        (CompletionRequest, "prompt", [-1] * 9000), (CompletionRequest, "prompt", [[-1] * 100] * 90),
+        (CompletionRequest, "prompt", ["a", *[1] * 100]), (ChatCompletionRequest, "messages", [{"role": "x"}] * 2000),
+        (ChatCompletionRequest, "messages", [{"role": "user", "content": [{"type": "image"}] * 9000}]),
+        (ChatCompletionRequest, "messages", [{"role": "user", "content": "", **{f"f{i}": 1 for i in range(9000)}}]),
+    ],
+)  # fmt: skip
+def test_a_bodys_faults_are_not_all_looked_for(of, field, value):
+    """Each fault costs more than its bytes, on the event loop."""
+    with pytest.raises(ValidationError) as found:
+        of.model_validate({"model": "tiny", field: value})
+    assert found.value.error_count() <= 4
+    with pytest.raises(ValidationError) as found:
+        of.model_validate({"model": "tiny"} | {f"f{number}": 1 for number in range(9000)})
+    assert found.value.error_count() <= 4

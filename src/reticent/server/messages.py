@@ -6,9 +6,19 @@ carry more than text is taken where it is null or empty.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictStr, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictStr,
+    Tag,
+    model_validator,
+)
 
 TEXT_TAG, PARTS_TAG = "(text)", "(parts)"
+MOST_FIELDS = 200
 
 PromptText = Annotated[StrictStr, Field(max_length=4_000_000)]
 
@@ -27,10 +37,22 @@ def _kind_of_part(value: Any) -> Any:
     return value
 
 
-class TextPart(BaseModel):
-    """A piece of a message; text is the only kind."""
+class KnownFields(BaseModel):
+    """An object of a request: every field is known, and there are not so many that naming them costs time."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_flood(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MOST_FIELDS:
+            raise ValueError(f"{len(data)} fields are far more than there are")
+        return data
+
+
+class TextPart(KnownFields):
+    """A piece of a message; text is the only kind."""
+
     type: Annotated[Literal["text"], BeforeValidator(_kind_of_part)]
     text: PromptText
 
@@ -40,17 +62,17 @@ def _text_or_parts(value: Any) -> str | None:
 
 
 Content = Annotated[
-    Annotated[PromptText, Tag(TEXT_TAG)] | Annotated[list[TextPart], Field(min_length=1), Tag(PARTS_TAG)],
+    Annotated[PromptText, Tag(TEXT_TAG)]
+    | Annotated[list[TextPart], Field(fail_fast=True, min_length=1), Tag(PARTS_TAG)],
     Discriminator(
         _text_or_parts, custom_error_type="content_type", custom_error_message="Give a string or a list of text parts"
     ),
 ]
 
 
-class Message(BaseModel):
+class Message(KnownFields):
     """One message of a conversation."""
 
-    model_config = ConfigDict(extra="forbid")
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: StrictStr | None = None

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     StrictBool,
@@ -21,7 +20,7 @@ from pydantic import (
 )
 
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_MEANING, WORLD_QUESTION
-from reticent.server.messages import PARTS_TAG, TEXT_TAG, Message, PromptText
+from reticent.server.messages import PARTS_TAG, TEXT_TAG, KnownFields, Message, PromptText
 
 SCORES = "it would show scores, and only released tokens may leave"
 SAMPLING = "the worlds vote on whole distributions, so this cannot be honoured"
@@ -54,7 +53,7 @@ NOT_HONOURED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 TokenId = Annotated[StrictInt, Field(ge=0)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 Count = Annotated[StrictInt, Field(ge=1, le=1 << 31)]
 
 
@@ -86,8 +85,8 @@ Stop = Annotated[
 Prompt = Annotated[
     Annotated[PromptText, Tag(_ONE)]
     | Annotated[TokenIds, Tag(_TOKENS)]
-    | Annotated[list[PromptText], Field(min_length=1, max_length=128), Tag(_SEVERAL)]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=128), Tag(_TOKEN_LISTS)],
+    | Annotated[list[PromptText], Field(fail_fast=True, min_length=1, max_length=128), Tag(_SEVERAL)]
+    | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=128), Tag(_TOKEN_LISTS)],
     Discriminator(
         _form_of_prompt,
         custom_error_type="prompt_type",
@@ -96,18 +95,15 @@ Prompt = Annotated[
 ]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(KnownFields):
     """What a stream carries besides text."""
 
-    model_config = ConfigDict(extra="forbid")
     include_usage: StrictBool | None = None
     include_obfuscation: StrictBool | None = None
 
 
-class _Refusals(BaseModel):
+class _Refusals(KnownFields):
     """Fields that are refused unless they ask for nothing, and fields that are ignored."""
-
-    model_config = ConfigDict(extra="forbid")
 
     logprobs: Any = None
     logit_bias: dict[str, float] | None = None
@@ -180,7 +176,7 @@ class CompletionRequest(SamplingRequest):
 class ChatCompletionRequest(SamplingRequest):
     """Answer a conversation through the model's chat template."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
     max_completion_tokens: Count | None = None
     top_logprobs: StrictInt | None = None
     tools: list[Any] | None = None
