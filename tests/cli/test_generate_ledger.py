@@ -52,3 +52,25 @@ def test_every_generated_token_is_in_the_ledger_and_a_second_call_goes_on(run_di
     # The deployment stops exactly at its cap, with what fits.
     assert main(["generate", str(run_dir), "--prompt", "x", "--max-tokens", "40", *budget[:2], *where]) in (0, 2)
     assert json.loads(said("ledger", "show", run_dir, "--json"))["nats_charged"] <= 2.0**-16
+
+
+def test_a_deployment_without_a_cap_says_so_at_every_start_until_it_has_one(run_dir, capsys):
+    ask = ["generate", str(run_dir), "--prompt", "letter", "--max-tokens", "2", "--candidates", "20", "--json"]
+    for more, warned in ((), True), ((), True), (("--total-budget", "2^-8"), False), ((), False):
+        assert main([*ask, *more]) == 0
+        assert ("has NO CAP" in capsys.readouterr().err) == warned
+    assert main([*ask, "--total-budget", "1"]) == 2
+    assert "never raised" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("command", ["generate", "serve"])
+@pytest.mark.parametrize(
+    "refused", [["--step-budget", "5e-324"], ["--step-budget", "2^20"], ["--candidates", "100000"], ["--drafts", "-1"]]
+)
+def test_what_is_refused_has_not_drawn_a_deployment(run_dir, tmp_path, capsys, command, refused):
+    prompt = ["--prompt", "letter"] if command == "generate" else []
+    assert main([command, str(run_dir), *prompt, *refused]) == 2
+    assert "error: " in capsys.readouterr().err
+    assert not (run_dir / "ledger.sqlite").exists()
+    assert not (run_dir / "deployment.lock").exists()
+    assert not (tmp_path / "config").exists()

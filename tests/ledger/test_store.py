@@ -149,10 +149,26 @@ def test_a_seeded_source_and_numbers_out_of_range_are_refused(run_dir, keyring, 
     assert not keyring.folder.exists()
 
 
-def test_the_cap_stays_and_the_number_of_worlds_must_fit(run_dir, keyring, url):
+def test_a_cap_is_set_and_lowered_to_what_is_spent_and_never_raised(run_dir, keyring, url):
+    with open_ledger(run_dir, keyring, url) as ledger:
+        release(ledger, 3)
+        assert ledger.curator.account.cap_units is None
+    for cap in (0.5, 4 * BUDGET, 4 * BUDGET, None, 3 * BUDGET):
+        with open_ledger(run_dir, keyring, url, total_budget=cap) as ledger:
+            expected = cap_units(4 * BUDGET if cap is None else cap)
+            assert ledger.curator.account.cap_units == expected
+        for refused, message in ((1.0, "never raised"), (2 * BUDGET, "spent already")):
+            with pytest.raises(InvalidValueError, match=message):
+                open_ledger(run_dir, keyring, url, total_budget=refused)
+        with read_ledger(run_dir, keyring, url) as reader:
+            assert reader.state.cap_units == expected
+            assert reader.verify().releases == 3
+    with open_ledger(run_dir, keyring, url) as ledger, pytest.raises(BudgetExhaustedError):
+        ledger.curator.release(np.arange(WORLDS), BUDGET, request="r", step=0)
+
+
+def test_the_number_of_worlds_must_fit(run_dir, keyring, url):
     open_ledger(run_dir, keyring, url, total_budget=0.5).close()
-    with pytest.raises(InvalidValueError, match=r"cap is 0\.5 nats since its first use"):
-        open_ledger(run_dir, keyring, url, total_budget=0.25)
     with pytest.raises(DeploymentStateError, match="made for 8 worlds, and this run has 16"):
         open_ledger(run_dir, keyring, url, num_worlds=16)
     open_ledger(run_dir, keyring, url).close()

@@ -14,7 +14,7 @@ from reticent.pac.laws import ReleaseLaw
 
 if TYPE_CHECKING:
     from reticent.ledger.reading import LedgerReader
-    from reticent.pac.curator import Curator
+    from reticent.ledger.store import Ledger
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 DatabaseUrl = Annotated[
@@ -28,6 +28,10 @@ DatabaseUrl = Annotated[
     ),
 ]
 
+NO_CAP = (
+    "this deployment has NO CAP: what its tokens can tell grows without limit. Set one with --total-budget, now or at "
+    "any later start"
+)
 DEFAULT_STEP_BUDGET = 2.0**-32
 StepBudget = Annotated[
     float,
@@ -40,7 +44,11 @@ StepBudget = Annotated[
 ]
 TotalBudget = Annotated[
     float | None,
-    typer.Option(parser=parse_budget, metavar="NATS", help="Cap over the deployment's life, set at its first use."),
+    typer.Option(
+        parser=parse_budget,
+        metavar="NATS",
+        help="Cap over the deployment's life; may be set or lowered later, never raised.",
+    ),
 ]
 Release = Annotated[
     ReleaseLaw,
@@ -78,11 +86,11 @@ def run_id(run_dir: Path) -> str:
 @contextmanager
 def open_deployment(
     run_dir: Path, num_worlds: int, total_budget: float | None, database_url: str | None = None
-) -> "Iterator[Curator]":
-    """The curator of a run's deployment, which is created at its first use; holds the deployment's lock.
+) -> "Iterator[Ledger]":
+    """The ledger of a run's deployment, which is created at its first use; holds the deployment's locks.
 
     Raises:
-        InvalidValueError: `total_budget` is given and is not the cap that the deployment was created with.
+        InvalidValueError: `total_budget` is above the cap that was set, or below what is spent.
         DeploymentStateError, StorageError: the ledger cannot be opened or written.
     """
     from reticent.ledger.secret import Keyring
@@ -101,7 +109,9 @@ def open_deployment(
     with ledger:
         if ledger.created:
             notes.print("new deployment: its secret world is drawn now and stays", highlight=False)
-        yield ledger.curator
+        if ledger.curator.account.cap_units is None:
+            notes.print(NO_CAP, highlight=False, soft_wrap=True)
+        yield ledger
 
 
 def read_ledger(run_dir: Path, database_url: str | None) -> "LedgerReader":

@@ -83,6 +83,7 @@ def generate(
 
     from reticent.adaptation.texts import encode_prompt
     from reticent.decoding.decoder import generate as release_tokens
+    from reticent.decoding.decoder import most_steps
     from reticent.decoding.votes import DecodingSettings
     from reticent.end_tokens import end_tokens
     from reticent.randomness import PublicCoins
@@ -94,7 +95,10 @@ def generate(
     tokenizer = base.load_tokenizer()
     prompt_tokens = encode_prompt(tokenizer, prompt)
     engine = opened.engine(base, getattr(torch, dtype.value) if dtype else None, device)
-    with open_deployment(run, opened.manifest.num_worlds, total_budget, database_url) as curator:
+    # Whatever can be refused is refused before a deployment is drawn.
+    most_steps(engine, prompt_tokens, settings, max_tokens, drafts)
+    with open_deployment(run, opened.manifest.num_worlds, total_budget, database_url) as ledger:
+        curator = ledger.curator
         spent_before = curator.account.spent_units
         request = f"cli-{secrets.token_hex(8)}"
         coins = PublicCoins.fresh() if seed is None else PublicCoins.from_seed(seed, 0)

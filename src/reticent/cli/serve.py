@@ -15,6 +15,7 @@ from reticent.cli.deployment import (
     RunDirectory,
     StepBudget,
     TotalBudget,
+    open_deployment,
     run_id,
 )
 from reticent.cli.output import notes
@@ -139,15 +140,12 @@ def _serve(
     try:
         from reticent.server.running import permitted_host
         from reticent.server.running import serve as run_server
-        from reticent.server.service import assemble
+        from reticent.server.service import assemble, require_candidates
     except ModuleNotFoundError as error:
         raise InvalidValueError(
             f"the server needs {error.name}; run `{sys.executable} -m pip install 'reticent[server]'`"
         ) from None
     from reticent.ledger.api_keys import KeyTable
-    from reticent.ledger.secret import Keyring
-    from reticent.ledger.store import Ledger
-    from reticent.randomness import SystemNoise
     from reticent.worlds.collection import RunDirectory
 
     opened = RunDirectory.open(run)
@@ -155,17 +153,9 @@ def _serve(
     tokenizer = base.load_tokenizer()
     engine = opened.engine(base, getattr(torch, dtype.value) if dtype else None, device)
     identity = run_id(run)
-    with Ledger.open(
-        run,
-        identity,
-        opened.manifest.num_worlds,
-        Keyring.of_user(),
-        database_url=database_url,
-        total_budget=total_budget,
-        noise=SystemNoise(),
-    ) as ledger:
-        if ledger.created:
-            notes.print("new deployment: its secret world is drawn now and stays", highlight=False)
+    # Whatever can be refused is refused before a deployment is drawn.
+    require_candidates(settings.decoding, engine.vocab_size)
+    with open_deployment(run, opened.manifest.num_worlds, total_budget, database_url) as ledger:
         bound_to, why = permitted_host(host, KeyTable(ledger.database))
         if why is not None:
             notes.print(why, highlight=False, soft_wrap=True)

@@ -86,14 +86,7 @@ def generate(
         InvalidValueError: an argument is outside its range; raised here, before anything is computed or charged.
         BudgetExhaustedError: while iterating, where the account does not cover the next token.
     """
-    _validate.integer_in_range("max_tokens", max_tokens, 1)
-    _validate.integer_in_range("drafts", num_drafts, 0)
-    room = _room_after(prompt_tokens, ensemble)
-    if settings.num_candidates > ensemble.vocab_size:
-        raise InvalidValueError(
-            f"num_candidates must not exceed the vocabulary size {ensemble.vocab_size}, got {settings.num_candidates}"
-        )
-    num_steps = min(max_tokens, room)
+    num_steps = most_steps(ensemble, prompt_tokens, settings, max_tokens, num_drafts)
     return _token_loop(
         ensemble,
         list(prompt_tokens),
@@ -105,6 +98,24 @@ def generate(
         frozenset(stop_tokens),
         Pace(num_drafts),
     )
+
+
+def most_steps(
+    ensemble: Ensemble[C], prompt_tokens: Sequence[int], settings: DecodingSettings, max_tokens: int, num_drafts: int
+) -> int:
+    """The most tokens that `generate` releases with these arguments, all of which are checked.
+
+    Raises:
+        InvalidValueError: an argument is outside its range.
+    """
+    _validate.integer_in_range("max_tokens", max_tokens, 1)
+    _validate.integer_in_range("drafts", num_drafts, 0)
+    room = _room_after(prompt_tokens, ensemble)
+    if settings.num_candidates > ensemble.vocab_size:
+        raise InvalidValueError(
+            f"num_candidates must not exceed the vocabulary size {ensemble.vocab_size}, got {settings.num_candidates}"
+        )
+    return min(max_tokens, room)
 
 
 def _token_loop(

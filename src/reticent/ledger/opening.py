@@ -7,7 +7,7 @@ opened has been verified from its first release to its last. A creation that fai
 import contextlib
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlalchemy import insert
@@ -148,20 +148,44 @@ def require_undeployed(deployment_id: str, place: str, database: Database) -> No
     )
 
 
-def require_agreement(state: CuratorState, num_worlds: int, total_budget: float | None) -> None:
-    """Check that a stored state is one of this run's worlds and has the cap that was asked for.
+def require_worlds(state: CuratorState, num_worlds: int) -> None:
+    """Check that a stored state is one of this run's worlds.
 
     Raises:
-        DeploymentStateError: the number of worlds differs.
-        InvalidValueError: `total_budget` is given and is not the deployment's cap.
+        DeploymentStateError: their number differs.
     """
     if state.log_posterior.size != num_worlds:
         raise DeploymentStateError(
             f"the ledger was made for {state.log_posterior.size} worlds, and this run has {num_worlds}"
         )
-    if total_budget is not None and cap_units(total_budget) != state.cap_units:
-        cap = "none" if state.cap_units is None else f"{units_to_nats(state.cap_units):.6g} nats"
+
+
+def with_cap(opened: Opened, total_budget: float | None) -> Opened:
+    """Set or lower the cap of a deployment, durably; a cap that was set is never raised.
+
+    Args:
+        opened: the deployment.
+        total_budget: B, in nats; None leaves the cap as it is.
+
+    Raises:
+        InvalidValueError: the budget is above the cap, or below what is spent; nothing is changed.
+        DeploymentStateError, StorageError: it cannot be written.
+    """
+    state = opened.checkpoint.state
+    if total_budget is None or cap_units(total_budget) == state.cap_units:
+        return opened
+    cap = cap_units(total_budget)
+    if state.cap_units is not None and cap > state.cap_units:
         raise InvalidValueError(
-            f"total-budget {total_budget:.6g} nats: this deployment's cap is {cap} since its first use and stays; "
-            "leave the option out"
+            f"total-budget {total_budget:.6g} nats: this deployment's cap is {units_to_nats(state.cap_units):.6g} nats "
+            "and is never raised; leave the option out, or give less"
         )
+    if cap < state.spent_units:
+        raise InvalidValueError(
+            f"total-budget {total_budget:.6g} nats: {units_to_nats(state.spent_units):.6g} nats are spent already; "
+            "give at least as much"
+        )
+    checkpoint = Checkpoint(replace(state, cap_units=cap), opened.checkpoint.head)
+    sealed = seal(opened.key, opened.header, checkpoint)
+    opened.writer.advance(state.tokens_released, state.tokens_released, sealed, [])
+    return replace(opened, checkpoint=checkpoint)

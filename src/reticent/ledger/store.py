@@ -34,8 +34,9 @@ from reticent.ledger.opening import (
     continue_from,
     create,
     existing_header,
-    require_agreement,
     require_undeployed,
+    require_worlds,
+    with_cap,
 )
 from reticent.ledger.room import DiskRoom
 from reticent.ledger.sealing import Checkpoint, seal, unseal
@@ -90,12 +91,12 @@ class Ledger:
             keyring: provides the key, and keeps the mark.
             database_url: `sqlite:///…` or `postgresql://…`; `ledger.sqlite` in the run directory unless given.
             total_budget: B, the cap over the deployment's life in nats, at most 2^63; None for no cap, or for the
-                cap the deployment has.
+                cap the deployment has. An existing deployment's cap may be set or lowered, never raised.
             noise: draws the secret and the noise; a secure source, such as `SystemNoise`.
 
         Raises:
             InvalidValueError: the source can be replayed, a number is out of range, the URL is none, or the total
-                budget is not the one that the deployment was created with.
+                budget is above the cap that was set, or below what is spent.
             DeploymentStateError: the ledger belongs to another run, fails its verification, is older than the last
                 release, comes from a newer schema, was deleted, is in use elsewhere, or its key does not fit.
             StorageError: the database or a file cannot be reached or written.
@@ -116,7 +117,8 @@ class Ledger:
             else:
                 opened = continue_from(lock, run_dir, run_id, keyring, database, header)
             undo.callback(opened.close)
-            require_agreement(opened.checkpoint.state, num_worlds, total_budget)
+            require_worlds(opened.checkpoint.state, num_worlds)
+            opened = with_cap(opened, total_budget)
             lock.remember(opened.header.deployment_id, database)
             ledger = cls(database, lock, opened, noise, created=header is None)
             undo.pop_all()

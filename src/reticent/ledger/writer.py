@@ -93,7 +93,8 @@ class Writer:
         with self.transaction() as connection:
             if connection.execute(_ADVANCE, values).rowcount != 1:
                 raise self._passed_over()
-            connection.execute(_APPEND, rows)
+            if rows:
+                connection.execute(_APPEND, rows)
 
     def read_state(self) -> bytes:
         """The sealed state that stands in the database.

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from reticent.decoding.votes import DecodingSettings
 from reticent.errors import InvalidValueError
 from reticent.ledger.api_keys import KeyTable
 from reticent.ledger.database import Database
@@ -68,6 +69,18 @@ class Service:
         return f"fp_{self.run_id[:12]}"
 
 
+def require_candidates(decoding: DecodingSettings, vocab_size: int) -> None:
+    """Check that the public model can nominate as many tokens as are asked for.
+
+    Raises:
+        InvalidValueError: the vocabulary is smaller.
+    """
+    if decoding.num_candidates > vocab_size:
+        raise InvalidValueError(
+            f"candidates must not exceed the vocabulary size {vocab_size}, got {decoding.num_candidates}"
+        )
+
+
 def assemble(
     settings: ServerSettings,
     run_id: str,
@@ -96,10 +109,7 @@ def assemble(
         StorageError: the database cannot be read.
     """
     limits, decoding = settings.limits, settings.decoding
-    if decoding.num_candidates > ensemble.vocab_size:
-        raise InvalidValueError(
-            f"candidates must not exceed the vocabulary size {ensemble.vocab_size}, got {decoding.num_candidates}"
-        )
+    require_candidates(decoding, ensemble.vocab_size)
     curator, usage = deployment.curator, UsageTable(database)
     metrics = Metrics(curator)
     batcher = Batcher(

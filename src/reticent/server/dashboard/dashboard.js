@@ -115,7 +115,7 @@ function showBudget(data) {
 }
 
 function projection(data) {
-  if (data.nats_cap === null) return "This deployment has no cap: what all tokens together can tell grows with every token.";
+  if (data.nats_cap === null) return "This deployment has NO CAP: what all tokens together can tell grows without limit. Set one with --total-budget at the next start.";
   if (data.tokens_left === 0) return "The budget is spent. It does not come back.";
   if (data.hours_left === null) return "No tokens in the last day, so there is no projection.";
   if (data.hours_left > 24 * 36_500) return "At this pace the budget lasts for more than a century.";
