@@ -100,7 +100,7 @@ def reset(
         return
     notes.print("deleted", highlight=False)
     for path in voided.set_aside:
-        notes.print(f"kept aside: {path}", highlight=False)
+        notes.print(f"kept aside: {path}", highlight=False, soft_wrap=True)
 
 
 def _tokens_released(run: Path, database_url: str | None) -> str:
