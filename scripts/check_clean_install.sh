@@ -14,24 +14,24 @@ cp -r "$clone"/{requirements.lock,requirements-model.lock,pyproject.toml,README.
 rm -rf "$folder/src/src/"*.egg-info
 python3 -m venv "$folder/venv"
 # A hermetic environment: nothing of the caller's Python, cache or configuration but pip's own.
-clean() { env -i PATH="$folder/venv/bin:/usr/bin:/bin" HOME="$folder/home" TMPDIR="${TMPDIR:-/tmp}" \
-  PIP_CONFIG_FILE="${PIP_CONFIG_FILE:-$HOME/.config/pip/pip.conf}" RETICENT_CACHE="$folder/opt/reticent-cache" \
-  XDG_CONFIG_HOME="$folder/keys" HF_HUB_OFFLINE=1 "$@"; }
+clean=(env -i "PATH=$folder/venv/bin:/usr/bin:/bin" "HOME=$folder/home" "TMPDIR=${TMPDIR:-/tmp}" HF_HUB_OFFLINE=1
+  "PIP_CONFIG_FILE=${PIP_CONFIG_FILE:-$HOME/.config/pip/pip.conf}" "RETICENT_CACHE=$folder/opt/reticent-cache"
+  "XDG_CONFIG_HOME=$folder/keys")
 mkdir -p "$folder/home" "$folder/opt"
 
 sed -n 's/^RUN \(\(pip\|python\|chmod\) .*\)/\1/p' "$clone/examples/Containerfile" |
   sed -e "s|/src|$folder/src|g; s|/opt/|$folder/opt/|g" -e 's|--index-url "$TORCH_INDEX" --extra-index-url [^ ]* ||' >"$folder/steps"
 while IFS= read -r step; do
   echo "== $step"
-  clean bash -euo pipefail -c "$step" 2>&1 | { grep -v '^WARNING: Location' || true; } | tail -n 2
+  "${clean[@]}" bash -euo pipefail -c "$step" 2>&1 | { grep -v '^WARNING: Location' || true; } | tail -n 2
 done <"$folder/steps"
 
 cd "$folder"
 printf '{"text": "%s"}\n' "The knee is better." "No fever since Monday." "Please see her again." "The rash has gone." >notes.jsonl
-clean reticent worlds build notes.jsonl --worlds 2 --adapt-layers top:1 --max-tokens 8 --epochs 1 --out run
-key=$(clean reticent keys create run --name check 2>/dev/null)
+"${clean[@]}" reticent worlds build notes.jsonl --worlds 2 --adapt-layers top:1 --max-tokens 8 --epochs 1 --out run
+key=$("${clean[@]}" reticent keys create run --name check 2>/dev/null)
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-clean reticent serve run --step-budget 2^-32 --total-budget 2.3e-4 --port "$port" 2>serve.log &
+"${clean[@]}" reticent serve run --step-budget 2^-32 --total-budget 2.3e-4 --port "$port" 2>serve.log &
 server=$!
 trap 'kill "$server" 2>/dev/null || true' EXIT
 for _ in $(seq 300); do
