@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -211,6 +212,11 @@ def serve(deployment):
         reader = threading.Thread(target=lambda: errors.extend(launcher.stderr), daemon=True)
         reader.start()
         yield lambda *options: Serving(launcher, errors, deployment[0], options)
+        # A server that a failed test left behind would hold the pipes open.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
         launcher.stdin.close()
         launcher.kill()
         reader.join(10)
