@@ -23,15 +23,15 @@ from benchmarks.peers import lora_config
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import Paired, interleaved
 from benchmarks.workspace import Workspace
-from reticent.adaptation.techniques import technique_parameters
-from reticent.adaptation.template import EncodedText, TextTemplate
-from reticent.audit.attacks.min_k_plus_plus import min_k_plus_plus
-from reticent.audit.cache import SignalCache, cached_signals
-from reticent.audit.gradients import adaptation_gradients, gradient_norms
-from reticent.audit.metrics import auc
-from reticent.audit.scoring import ModelScorer
-from reticent.corpus import text_hash
+from reticent.auditing.attacks.min_k_plus_plus import min_k_plus_plus
+from reticent.auditing.inputs.cache import SignalCache, cached_signals
+from reticent.auditing.inputs.gradients import adaptation_gradients, gradient_norms
+from reticent.auditing.metrics import auc
+from reticent.auditing.targets.scoring import ModelScorer
 from reticent.protocols import TokenSignals
+from reticent.text.corpus import text_hash
+from reticent.text.template import EncodedText, TextTemplate
+from reticent.training.techniques.registry import technique_parameters
 
 _LEARNING_RATE = 1e-3
 _EPOCHS = 2
@@ -46,7 +46,7 @@ _K = 0.2
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rows of this file share.
+    """The setting that all rows of this file share.
 
     Attributes:
         texts: all of one length; the first half are the members.
@@ -107,7 +107,7 @@ def _texts(workspace: Workspace, length: int) -> list[EncodedText]:
     """Texts of the full length: from a corpus where one was given, else sampled from the base."""
     if workspace.texts is not None:
         return workspace.corpus_texts()
-    sampled = workspace.sampled_texts(workspace.sizes.audit_texts, length)
+    sampled = workspace.sample_texts(workspace.sizes.audit_texts, length)
     return [EncodedText(row, None, 1, truncated=True) for row in sampled.numpy()]
 
 

@@ -10,8 +10,8 @@ from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import interleaved
 from benchmarks.workspace import Workspace
 from reticent.decoding.votes import top_candidates
-from reticent.ensemble.adapters import StackedAdapters
-from reticent.ensemble.engine import Engine, EngineContext
+from reticent.engine.engine import Engine, EngineContext
+from reticent.layers.adapters import StackedAdapters
 
 _MOST_CACHE_BYTES = 16 * 2**30
 _ALONE = 1

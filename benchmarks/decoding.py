@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 
 from benchmarks import limits, parity
-from benchmarks.peers import PeftMixedStream, TransformersStream, loaded_peft
+from benchmarks.peers import PeftMixedStream, TransformersStream, load_all_into_peft
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import Paired, interleaved, steps_before
 from benchmarks.workspace import ALIKE, Workspace
 from reticent.decoding.votes import greedy_votes, gumbel_votes, top_candidates
-from reticent.ensemble.adapters import StackedAdapters
-from reticent.ensemble.engine import Engine, EngineContext
+from reticent.engine.engine import Engine, EngineContext
+from reticent.layers.adapters import StackedAdapters
 from reticent.pac.curator import Curator, CuratorState, ReleaseRecord
 from reticent.randomness import PublicCoins, SeededNoise
 
@@ -108,7 +108,7 @@ def start_of(workspace: Workspace, pairs: int, warmup: int = 0, run: int = 1) ->
 
 
 def start_length(context: int, pairs: int, warmup: int = 0, run: int = 1) -> int:
-    """How many tokens to begin with for that, of any context; no fewer than what `check_engine` takes."""
+    """Choose the number of tokens to begin with for that, of any context; no fewer than what `check_engine` takes."""
     return max(_PARITY_TOKENS + 1, context - math.ceil(steps_before(pairs, warmup, run)))
 
 
@@ -136,7 +136,7 @@ def private_token(workspace: Workspace, names: str, top: int | None) -> Measured
 
 def against_peft(workspace: Workspace) -> Measured:
     """A private token against one step of PEFT's mixed batch of the same adapters."""
-    peft, adapters, _ = loaded_peft(workspace)
+    peft, adapters, _ = load_all_into_peft(workspace)
     engine = Engine(workspace.decoder, adapters)
     sizes = workspace.sizes
     check_engine(workspace, engine, adapters, workspace.prompt(sizes.context))

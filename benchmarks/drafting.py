@@ -10,12 +10,12 @@ from benchmarks.decoding import STEP_BUDGET, experimental_curator, start_length
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import Paired, interleaved
 from benchmarks.workspace import ALIKE, Workspace
-from reticent.decoding.decoder import GeneratedToken, generate
+from reticent.decoding.generate import GeneratedToken, generate
 from reticent.decoding.votes import Decoder, DecodingSettings
-from reticent.ensemble.adapters import StackedAdapters
-from reticent.ensemble.engine import Engine, EngineContext
-from reticent.ensemble.forward import BatchedDecoder
-from reticent.protocols import Guesses
+from reticent.engine.engine import Engine, EngineContext
+from reticent.layers.adapters import StackedAdapters
+from reticent.layers.forward import BatchedDecoder
+from reticent.protocols import DraftTokens
 from reticent.randomness import PublicCoins
 
 _NUM_DRAFTS = 3
@@ -32,17 +32,19 @@ class _Watched(Engine):
         super().__init__(decoder, adapters)
         self.foreseen: list[bool] = []
 
-    def extend(self, contexts: Sequence[EngineContext], tokens: Sequence[int], guesses: Guesses | None = None) -> None:
+    def extend(
+        self, contexts: Sequence[EngineContext], tokens: Sequence[int], guesses: DraftTokens | None = None
+    ) -> None:
         """See `Engine.extend`."""
-        self.foreseen += map(self.foresees, contexts, tokens)
+        self.foreseen += map(self.has_draft, contexts, tokens)
         super().extend(contexts, tokens, guesses)
 
 
-def drafted_token(workspace: Workspace) -> Measured:
+def time_drafted_token(workspace: Workspace) -> Measured:
     """Milliseconds a token with guesses and without, in two streams of one prompt and the same coins."""
     _check(workspace)
-    times, as_trained = _timed(workspace, _AS_TRAINED)
-    others, dissenting = _timed(workspace, ALIKE)
+    times, as_trained = _time_drafts(workspace, _AS_TRAINED)
+    others, dissenting = _time_drafts(workspace, ALIKE)
     notes = (
         f"at most {_NUM_DRAFTS} guesses a step, coupled sampling at temperature 1; {as_trained}. Where {dissenting}, "
         f"the ratio is {others.ratio:.2f}"
@@ -50,7 +52,7 @@ def drafted_token(workspace: Workspace) -> Measured:
     return Measured(times, None, notes=notes, extra={"ratio_dissenting": others.ratio})
 
 
-def _timed(workspace: Workspace, deviation: float) -> tuple[Paired, str]:
+def _time_drafts(workspace: Workspace, deviation: float) -> tuple[Paired, str]:
     """Times a token with guesses and without; and how often worlds differed and guesses came true."""
     sizes = workspace.sizes
     blocks = 1 + sizes.heavy_pairs
@@ -107,7 +109,7 @@ BENCHMARKS = (
         "the same token, one step each",
         1.0,
         "<=",
-        drafted_token,
+        time_drafted_token,
         weight=150,
         cuda_target=1.0,
     ),

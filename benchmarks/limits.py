@@ -7,8 +7,8 @@ follow one another. Element-wise work, Python and launches are counted as free, 
 from dataclasses import dataclass
 
 from benchmarks.machine import Machine
-from reticent.ensemble.adapters import StackedAdapters, first_adapted_layer
-from reticent.ensemble.architecture import Architecture, Layer, Module, QkvLayout
+from reticent.layers.adapters import StackedAdapters, first_adapted_layer
+from reticent.models.architecture import Architecture, Layer, LinearModule, QkvLayout
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def _operations(architecture: Architecture, adapters: StackedAdapters, shape: St
     return blocks
 
 
-def _key_value_outputs(architecture: Architecture, layer: Layer, module: Module) -> int:
-    """How many outputs of a module are keys or values."""
+def _key_value_outputs(architecture: Architecture, layer: Layer, module: LinearModule) -> int:
+    """Count the outputs of a module that are keys or values."""
     if not any(module is other for other in layer.qkv.modules):
         return 0
     if architecture.qkv_layout is QkvLayout.PER_HEAD:

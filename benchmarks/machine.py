@@ -1,4 +1,4 @@
-"""What the machine is and what it can do: products at 129 rows, reads from memory, hashing."""
+"""The machine and its peaks: products at 129 rows, reads from memory, hashing."""
 
 import hashlib
 import os
@@ -55,7 +55,7 @@ def measure(dtype: torch.dtype, device: torch.device, rows: int, *, quick: bool)
 
 
 def description(device: torch.device) -> dict[str, object]:
-    """What a reader needs to place the numbers: processor or accelerator, cores, threads, versions."""
+    """Describe the machine for a reader of the numbers: processor or accelerator, cores, threads, versions."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

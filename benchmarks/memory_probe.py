@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.parity import few_worlds
 from benchmarks.storage import probe_prompt
-from reticent.models import resolve_base_model
-from reticent.worlds.collection import RunDirectory
+from reticent.models.base import resolve_base_model
+from reticent.worlds.run_directory import RunDirectory
 
 _STATUS = Path("/proc/self/status")
 

@@ -1,4 +1,4 @@
-"""What the command line may ask for, and what it may not.
+"""Options of the command line and their checks.
 
 Whatever cannot be measured as asked is refused before anything is: a `ReticentError` with the remedy, exit status 2.
 `results.json` holds the published figures, so only a run of everything with all settings as published goes there.
@@ -15,7 +15,7 @@ import torch
 from benchmarks.rows import Benchmark
 from benchmarks.workspace import SMOKE, Sizes, Workspace
 from reticent.errors import InvalidValueError
-from reticent.models import usable_device
+from reticent.models.base import usable_device
 
 CURVE = "curve"
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,13 +51,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def is_published_run(options: argparse.Namespace) -> bool:
-    """Whether everything is to be measured, as the published figures were."""
+    """True if everything is to be measured, as the published figures were."""
     published = vars(parser().parse_args([]))
     return all(value == published[name] for name, value in vars(options).items() if name not in _NOT_SETTINGS)
 
 
 def results_path(options: argparse.Namespace) -> Path:
-    """Where results go in the end.
+    """The final path of the results.
 
     Raises:
         InvalidValueError: the published results would be replaced by others, or a folder is in the way.
@@ -77,7 +77,7 @@ def results_path(options: argparse.Namespace) -> Path:
 
 
 def path_so_far(out: Path) -> Path:
-    """Where results go while more are measured: what is published stays until there is as much to put in its place."""
+    """The path of results while more are measured: published ones stay until there is as much to replace them."""
     return PARTIAL if out == RESULTS else out
 
 

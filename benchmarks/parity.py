@@ -1,4 +1,4 @@
-"""Is the answer right? Asked before any timing, since a fast wrong answer is an error.
+"""Is the answer right? GenerationRequest before any timing, since a fast wrong answer is an error.
 
 The reference is the base model's own class with one world's adapter added by forward hooks, in plain `torch` products:
 no code is shared with what is measured. It is computed twice: in float32, which counts as exact, and in the type that
@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.workspace import Workspace
-from reticent.ensemble.adapters import StackedAdapters
-from reticent.ensemble.engine import Engine, EngineContext
+from reticent.engine.engine import Engine, EngineContext
+from reticent.layers.adapters import StackedAdapters
 
 Floats = NDArray[np.floating]
 
@@ -37,7 +37,7 @@ _LEAST_COMPARED = 200
 
 
 class ParityError(Exception):
-    """What is to be timed does not compute what its peer computes."""
+    """A failed parity check: the two sides to be timed do not compute the same."""
 
 
 def require(holds: bool, message: str) -> None:
@@ -77,7 +77,7 @@ class Reference:
         exact = _rows(workspace.exact_model, adapters, worlds, tokens)
         peer = _rows(workspace.model, adapters, worlds, tokens)
         candidates_K = likeliest(exact[0], max(workspace.sizes.num_candidates, _LEAST_COMPARED))
-        return cls(worlds, candidates_K, _centred(exact[:, candidates_K]), _centred(peer[:, candidates_K]))
+        return cls(worlds, candidates_K, _centre(exact[:, candidates_K]), _centre(peer[:, candidates_K]))
 
     def require_engine(self, what: str, engine: Engine, context: EngineContext) -> None:
         """Raise unless an engine's context has the right logits."""
@@ -88,7 +88,7 @@ class Reference:
     def require_rows(self, what: str, logits: Floats) -> None:
         """Raise unless these logits, public model first, are right."""
         names = [f"{what}, public model", *(f"{what}, world {world}" for world in self.worlds)]
-        require_nearest(names, _centred(logits), self.exact, self.peer)
+        require_nearest(names, _centre(logits), self.exact, self.peer)
 
 
 def require_nearest(names: Sequence[str], rows: Floats, exact: Floats, peer: Floats) -> None:
@@ -149,7 +149,7 @@ def _one_world_a_row(model: Any, adapters: StackedAdapters, worlds: Sequence[int
             handle.remove()
 
 
-def _centred(logits: Floats) -> NDArray[np.float64]:
+def _centre(logits: Floats) -> NDArray[np.float64]:
     wide = logits.astype(np.float64)
     centred: NDArray[np.float64] = wide - wide.mean(axis=-1, keepdims=True)
     return centred

@@ -9,9 +9,9 @@ from peft import LoraConfig, PeftModel, TaskType
 from safetensors.torch import save_file
 from transformers import DynamicCache
 
-from benchmarks.timing import elapsed_ms
+from benchmarks.timing import measure_ms
 from benchmarks.workspace import Workspace
-from reticent.ensemble.adapters import StackedAdapters
+from reticent.layers.adapters import StackedAdapters
 
 
 class TransformersStream:
@@ -63,7 +63,7 @@ class PeftMixedStream:
 
 
 def adapter_name(world: int) -> str:
-    """What PEFT calls a world's adapter here."""
+    """Name a world's adapter for PEFT."""
     return f"world{world}"
 
 
@@ -95,7 +95,7 @@ def write_peft_folders(folder: Path, adapters: StackedAdapters) -> list[Path]:
     return folders
 
 
-def loaded_peft(workspace: Workspace) -> tuple[Any, StackedAdapters, float]:
+def load_all_into_peft(workspace: Workspace) -> tuple[Any, StackedAdapters, float]:
     """PEFT with every world's adapter loaded, those adapters, and the milliseconds it took; loaded once a run.
 
     The time is for the adapters alone: the base is in memory before, and the folders are in the page cache.
@@ -112,7 +112,7 @@ def loaded_peft(workspace: Workspace) -> tuple[Any, StackedAdapters, float]:
                 first.load_adapter(folder, adapter_name(world), autocast_adapter_dtype=False)
             loaded.append(first.eval())
 
-        took = elapsed_ms(load)
+        took = measure_ms(load)
         workspace.kept["peft"] = (loaded[0], adapters, took)
     model, adapters, took = workspace.kept["peft"]
     return model, adapters, took

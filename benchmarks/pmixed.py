@@ -7,7 +7,7 @@ from benchmarks import parity, pmixed_oracle
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import interleaved
 from benchmarks.workspace import Workspace
-from reticent.baselines.pmixed import mixing_weights, projection_orders
+from experiments.studies.pmixed import mixing_weights, projection_orders
 
 _NUM_EXPERTS = 32
 _MAX_ORDER = 2

@@ -19,7 +19,7 @@ def renyi_divergence(p_V: NDArray[np.float64], q_V: NDArray[np.float64], order: 
 def in_ball(
     weight: float, expert_V: NDArray[np.float64], public_V: NDArray[np.float64], beta: float, orders: range
 ) -> bool:
-    """Whether the mixture stays within beta · order of the public distribution, both ways and at every order."""
+    """True if the mixture stays within beta · order of the public distribution, both ways and at every order."""
     mixed_V = weight * expert_V + (1 - weight) * public_V
     return all(
         max(renyi_divergence(mixed_V, public_V, order), renyi_divergence(public_V, mixed_V, order)) <= beta * order

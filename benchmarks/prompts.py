@@ -6,7 +6,7 @@ from benchmarks.peers import prefill
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import interleaved
 from benchmarks.workspace import Workspace
-from reticent.ensemble.engine import Engine
+from reticent.engine.engine import Engine
 
 _TOP = 12
 

@@ -11,7 +11,7 @@ from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import interleaved
 from benchmarks.workspace import Workspace
 from reticent.pac.calibration import active_votes, vote_weights
-from reticent.pac.mechanism import GaussianMechanism, log_likelihood, noise_covariance
+from reticent.pac.gaussian import GaussianMechanism, log_likelihood, noise_covariance
 from reticent.pac.posterior import Posterior
 from reticent.randomness import SystemNoise
 

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def measured_row(benchmark: Benchmark, measured: Measured, device_type: str) -> Row:
-    """What the results file says of a row that was measured."""
+    """Make the results file's entry of a measured row."""
     ratio = measured.times.ratio
     numerator, denominator = measured.times.centres_ms
     row = _common(benchmark, device_type) | {
@@ -41,7 +41,7 @@ def measured_row(benchmark: Benchmark, measured: Measured, device_type: str) -> 
 
 
 def failed_row(benchmark: Benchmark, reason: str, device_type: str) -> Row:
-    """What the results file says of a row whose parity check failed: no ratio and no time."""
+    """Make the results file's entry of a row whose parity check failed: no ratio and no time."""
     return _common(benchmark, device_type) | {"error": reason, "holds": False}
 
 
@@ -63,7 +63,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """What `write_results` wrote.
+    """Read what `write_results` wrote.
 
     Raises:
         InvalidValueError: there is no such file, or it is something else.
@@ -194,7 +194,7 @@ def _curve_rows(points: Sequence[Row]) -> list[list[str]]:
 
 
 def _curve_caption(results: dict[str, Any]) -> str:
-    """When the curve was measured, and whether in the run of the rows: two runs are never joined in silence."""
+    """Say when the curve was measured, and if in the run of the rows: two runs are never joined in silence."""
     what = "One step of several requests, and of one alone in turn with it"
     times = sorted(point["measured"] for point in results["curve"] if "measured" in point)
     if not times:

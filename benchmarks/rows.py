@@ -12,7 +12,7 @@ Direction = Literal["<=", ">="]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a row's measurement gives.
+    """The outcome of a row's measurement.
 
     Attributes:
         times: of both sides, already scaled to the same amount of work.
@@ -59,6 +59,6 @@ class Benchmark:
         return self.target if device_type != "cuda" or self.cuda_target is None else self.cuda_target
 
     def holds(self, ratio: float, device_type: str) -> bool:
-        """Whether a ratio meets the target."""
+        """True if a ratio meets the target."""
         target = self.target_on(device_type)
         return ratio <= target if self.direction == "<=" else ratio >= target

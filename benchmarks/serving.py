@@ -23,10 +23,10 @@ from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import interleaved
 from benchmarks.workspace import Workspace
 from reticent.decoding.votes import Decoder, DecodingSettings
-from reticent.ensemble.engine import Engine
+from reticent.engine.engine import Engine
 from reticent.ledger.database import Database
-from reticent.ledger.reading import LedgerReader
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
+from reticent.ledger.reader import LedgerReader
 from reticent.ledger.store import Ledger
 from reticent.pac.accounting import charge_units
 from reticent.randomness import SystemNoise

@@ -10,23 +10,17 @@ import numpy as np
 import torch
 
 from benchmarks import limits, parity
-from benchmarks.peers import adapter_name, loaded_peft
+from benchmarks.peers import adapter_name, load_all_into_peft
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import Paired, elapsed_ms
+from benchmarks.timing import Paired, measure_ms
 from benchmarks.workspace import Workspace
-from reticent.adaptation.settings import LoraSettings
-from reticent.ensemble.adapters import StackedAdapters
-from reticent.ensemble.engine import Engine
-from reticent.models import BaseRecord
+from reticent.engine.engine import Engine
+from reticent.layers.adapters import StackedAdapters
+from reticent.models.base import BaseModelRecord
+from reticent.training.settings import LoraSettings
 from reticent.worlds.assignment import membership_matrix
-from reticent.worlds.collection import (
-    Membership,
-    RunDirectory,
-    write_adapters,
-    write_manifest,
-    write_membership,
-)
 from reticent.worlds.manifest import MEMBERSHIP_NAME, WORLDS_NAME
+from reticent.worlds.run_directory import Membership, RunDirectory, write_adapters, write_manifest, write_membership
 
 _RECORDS = 1000
 _REPOSITORY = Path(__file__).resolve().parents[1]
@@ -39,7 +33,7 @@ def write_run(workspace: Workspace, folder: Path, adapters: StackedAdapters) -> 
     hashes = np.zeros((_RECORDS, 32), dtype=np.uint8)
     write_membership(folder / MEMBERSHIP_NAME, Membership(members, np.arange(_RECORDS), hashes))
     write_adapters(folder / WORLDS_NAME, adapters)
-    base = BaseRecord(
+    base = BaseModelRecord(
         name=workspace.base.name,
         class_name=workspace.architecture.class_name,
         content_hash=workspace.base.content_hash,
@@ -60,10 +54,10 @@ def run_folder(workspace: Workspace, adapters: StackedAdapters) -> Path:
 
 def load_run(workspace: Workspace) -> Measured:
     """Open a run, verify its hashes and arrange its adapters, against PEFT loading as many; the base is in memory."""
-    peft, adapters, peft_ms = loaded_peft(workspace)
+    peft, adapters, peft_ms = load_all_into_peft(workspace)
     folder = run_folder(workspace, adapters)
     _check_loaded(workspace, folder, peft, adapters)
-    ours = tuple(elapsed_ms(lambda: _loaded(workspace, folder)) for _ in range(workspace.sizes.heavy_pairs))
+    ours = tuple(measure_ms(lambda: _load_engine(workspace, folder)) for _ in range(workspace.sizes.heavy_pairs))
     size = (folder / WORLDS_NAME).stat().st_size
     peaks = workspace.peaks
     least = 1e3 * (size / peaks.bytes_hashed + size / peaks.bytes_read)
@@ -80,12 +74,12 @@ def _check_loaded(workspace: Workspace, folder: Path, peft: Any, adapters: Stack
                 parity.require(torch.equal(theirs, stacked[world]), f"PEFT loaded another {side} of {path}")
     prompt = workspace.prompt(workspace.sizes.context)
     candidates_K = np.arange(workspace.sizes.num_candidates)
-    engines = Engine(workspace.decoder, adapters), _loaded(workspace, folder)
+    engines = Engine(workspace.decoder, adapters), _load_engine(workspace, folder)
     first, second = (engine.world_logits(engine.open(prompt), candidates_K) for engine in engines)
     parity.require(bool((first == second).all()), "the run's engine computes other logits than its adapters")
 
 
-def _loaded(workspace: Workspace, folder: Path) -> Engine:
+def _load_engine(workspace: Workspace, folder: Path) -> Engine:
     return Engine(workspace.decoder, RunDirectory.open(folder).worlds())
 
 

@@ -59,7 +59,7 @@ class Paired:
         )
 
 
-def elapsed_ms(action: Action, device: torch.device | None = None) -> float:
+def measure_ms(action: Action, device: torch.device | None = None) -> float:
     """Run once and return the time in milliseconds, waiting for an accelerator's queue before and after."""
     _finish(device)
     began = time.perf_counter()
@@ -90,31 +90,31 @@ def interleaved(
 
 
 def steps_before(pairs: int, warmup: int, run: int) -> float:
-    """How many steps `interleaved` has taken on each side before one that it counts, on average."""
-    uncounted = _uncounted(run)
+    """Count the steps that `interleaved` has taken on each side before one that it counts, on average."""
+    uncounted = _num_uncounted(run)
     return warmup + (pairs - 1) / 2 * (uncounted + run) + uncounted + (run - 1) / 2
 
 
 def _block_ms(action: Action, run: int, device: torch.device | None) -> float:
-    for _ in range(_uncounted(run)):
+    for _ in range(_num_uncounted(run)):
         action()
-    return elapsed_ms(lambda: [action() for _ in range(run)], device) / run
+    return measure_ms(lambda: [action() for _ in range(run)], device) / run
 
 
-def _uncounted(run: int) -> int:
+def _num_uncounted(run: int) -> int:
     return 1 if run > 1 else 0
 
 
 def best_seconds(action: Action, tries: int, device: torch.device | None = None) -> float:
     """The shortest of some runs, for a machine's peak; one run before them is not counted."""
     action()
-    return min(elapsed_ms(action, device) for _ in range(tries)) / 1e3
+    return min(measure_ms(action, device) for _ in range(tries)) / 1e3
 
 
 def median_ms(action: Action, repeats: int, device: torch.device | None = None) -> float:
     """The median of some runs; one run before them is not counted."""
     action()
-    times: Sequence[float] = [elapsed_ms(action, device) for _ in range(repeats)]
+    times: Sequence[float] = [measure_ms(action, device) for _ in range(repeats)]
     return statistics.median(times)
 
 

@@ -20,14 +20,14 @@ from torch.nn import functional
 from benchmarks import limits, parity
 from benchmarks.peers import lora_config
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import Paired, elapsed_ms, median_ms
+from benchmarks.timing import Paired, measure_ms, median_ms
 from benchmarks.workspace import Workspace
-from reticent.adaptation.checkpoint import Checkpoint
-from reticent.adaptation.multiworld import MultiWorldTrainer
-from reticent.adaptation.schedule import Schedule, make_schedule
-from reticent.adaptation.settings import LoraSettings, TrainingSettings, worlds_that_fit
-from reticent.adaptation.texts import EncodedTexts
-from reticent.ensemble.adapters import StackedAdapters
+from reticent.layers.adapters import StackedAdapters
+from reticent.text.tokenise import EncodedTexts
+from reticent.training.checkpoint import TrainingCheckpoint
+from reticent.training.multiworld import MultiWorldTrainer
+from reticent.training.schedule import Schedule, make_schedule
+from reticent.training.settings import LoraSettings, TrainingSettings, worlds_that_fit
 
 Doubles = NDArray[np.float64]
 
@@ -112,7 +112,7 @@ def _corpus_apart(workspace: Workspace) -> Corpus:
     """A batch of records for each of two worlds, none of them in both."""
     batch, length = workspace.sizes.batch, workspace.sizes.text_tokens + 1
     members = np.arange(2 * batch)[:, None] // batch == np.arange(2)
-    return _corpus(workspace, workspace.sampled_texts(2 * batch, length), members)
+    return _corpus(workspace, workspace.sample_texts(2 * batch, length), members)
 
 
 def _corpus(workspace: Workspace, records: torch.Tensor, members: NDArray[np.bool_]) -> Corpus:
@@ -140,7 +140,7 @@ def train(workspace: Workspace, top: int | None, peer_dtype: torch.dtype | None 
     num_worlds = min(sizes.num_worlds, worlds_that_fit(sizes.batch, sizes.text_tokens))
     corpus = make_corpus(workspace, num_worlds, sizes.pairs + 1)
     trainer = make_trainer(workspace, corpus.texts, top)
-    trunk_ms = elapsed_ms(lambda: trainer.trunk.compute(lambda _: None))
+    trunk_ms = measure_ms(lambda: trainer.trunk.compute(lambda _: None))
     full_depth = make_trainer(workspace, corpus.texts, None).initial_adapters(1)
     _check(workspace, top)
     peer, peer_words = _peer(workspace, full_depth, peer_dtype, corpus)
@@ -195,15 +195,15 @@ def _alternating(
     def after_step(_num_tokens: int) -> None:
         nonlocal began
         ours.append(1e3 * (time.perf_counter() - began))
-        theirs.append(elapsed_ms(lambda: peer.step(corpus.batch(len(ours) - 1))))
+        theirs.append(measure_ms(lambda: peer.step(corpus.batch(len(ours) - 1))))
         began = time.perf_counter()
 
-    never = Checkpoint(workspace.scratch / "none.checkpoint", float("inf"))
+    never = TrainingCheckpoint(workspace.scratch / "none.checkpoint", float("inf"))
     trainer.train(corpus.schedule, slice(0, num_worlds), never, after_step, fuse=workspace.fuse)
     return Paired(tuple(theirs[1:]), tuple(ours[1:]))
 
 
-class _Observed(Checkpoint):
+class _Observed(TrainingCheckpoint):
     """Starts training from given adapters, and keeps a step's gradients and what it changed, both [W, all numbers]."""
 
     def __init__(self, workspace: Workspace, start: StackedAdapters) -> None:

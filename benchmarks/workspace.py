@@ -1,4 +1,4 @@
-"""What all rows share: sizes, the base model, the machine's peaks, random adapters."""
+"""The parts that all rows share: sizes, the base model, the machine's peaks, random adapters."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from reticent.adaptation.template import EncodedText, TextTemplate, encode
-from reticent.corpus import read_corpus
-from reticent.ensemble.adapters import StackedAdapters, select_modules
-from reticent.ensemble.architecture import Architecture
-from reticent.ensemble.forward import BatchedDecoder, batched_decoder
-from reticent.ensemble.fused import can_compile
 from reticent.errors import InvalidValueError
-from reticent.models import BaseModel, resolve_base_model
+from reticent.layers.adapters import StackedAdapters, select_modules
+from reticent.layers.forward import BatchedDecoder, batched_decoder
+from reticent.models.architecture import Architecture
+from reticent.models.base import LanguageModel, resolve_base_model
+from reticent.models.compiled import can_compile
+from reticent.text.corpus import read_corpus
+from reticent.text.template import EncodedText, TextTemplate, encode
 
 _LAYERS_OF_REFERENCE = 30
 _DISTINCT = 0.03
@@ -26,7 +26,7 @@ ALIKE = 0.01
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. The defaults are what the targets are stated for."""
+    """Sizes of the measurements. The defaults are what the targets are stated for."""
 
     num_worlds: int = 128
     num_candidates: int = 200
@@ -98,7 +98,7 @@ class Workspace:
     """What rows leave for one another, such as PEFT with all adapters loaded."""
 
     @cached_property
-    def base(self) -> BaseModel:
+    def base(self) -> LanguageModel:
         """The base model on disk."""
         return resolve_base_model(self.model_name)
 
@@ -109,7 +109,7 @@ class Workspace:
 
     @cached_property
     def fuse(self) -> bool:
-        """Whether training compiles its element-wise work, as a long build does."""
+        """True if training compiles its element-wise work, as a long build does."""
         return not self.smoke and self.device.type == "cpu" and can_compile()
 
     @cached_property
@@ -181,10 +181,10 @@ class Workspace:
 
     @property
     def audit_template(self) -> TextTemplate:
-        """How the texts of the rows on auditing are read."""
+        """The template of the texts in the rows on auditing."""
         return TextTemplate(max_tokens=self.sizes.audit_tokens + 1, add_eos=False)
 
-    def sampled_texts(self, count: int, length: int) -> torch.Tensor:
+    def sample_texts(self, count: int, length: int) -> torch.Tensor:
         """Texts that the base itself says, [count, length]; the same for the same arguments.
 
         Where gradients are compared: those of some random tokens are so ill-conditioned that rounding to half

@@ -15,7 +15,7 @@ import torch
 from missing import pytest_terminal_summary, skip_without
 from tiny_models import build_tiny_model, save_tiny_model
 
-from reticent.ensemble.fused import why_not_compiled
+from reticent.models.compiled import why_not_compiled
 
 __all__ = ["pytest_terminal_summary"]  # a hook of pytest's, not called from here
 

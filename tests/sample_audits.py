@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reticent.audit.results import (
+from reticent.auditing.results import (
     AttackResult,
     AuditResult,
     BlindBaseline,

@@ -4,8 +4,8 @@ import hashlib
 
 from sample_audits import sample_attack, sample_audit
 
-from reticent.evaluation.grid_records import CellFacts
-from reticent.evaluation.grid_settings import parse_grid
+from reticent.benchmark.records import CellFacts
+from reticent.benchmark.settings import parse_grid
 
 TOML = """
 name = "small"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reticent import models
 from reticent.errors import ModelError
+from reticent.models import base as models
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

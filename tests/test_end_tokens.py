@@ -5,9 +5,9 @@ import json
 import pytest
 from tiny_models import BOS, EOS, byte_tokenizer
 
-from reticent.end_tokens import end_tokens, turn_end
 from reticent.errors import ModelError
-from reticent.models import PACKAGED_MODEL, BaseModel, resolve_base_model
+from reticent.models.base import PACKAGED_MODEL, LanguageModel, resolve_base_model
+from reticent.text.end_tokens import end_tokens, turn_end
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -78,7 +78,7 @@ def test_the_packaged_model_ends_with_its_turn():
 
 def declared(folder, name, content):
     (folder / name).write_text(content)
-    return BaseModel("tiny", folder).declared_ends
+    return LanguageModel("tiny", folder).declared_ends
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_generation_configuration_declares_one_end_several_or_none(tmp_path, e
 
 
 def test_the_models_configuration_counts_where_there_is_no_other(tmp_path):
-    assert BaseModel("tiny", tmp_path).declared_ends == set()
+    assert LanguageModel("tiny", tmp_path).declared_ends == set()
     assert declared(tmp_path, "config.json", '{"eos_token_id": [5, 6]}') == {5, 6}
     assert declared(tmp_path, "generation_config.json", '{"eos_token_id": 7}') == {7}
     assert declared(tmp_path, "generation_config.json", "{}") == set()

@@ -21,11 +21,39 @@ MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 80
 
 LEVEL_ONE = ("errors", "_validate", "randomness", "protocols")
+SHARED = (*LEVEL_ONE, "_files", "_memory", "_records", "_settings", "_work_folder")
 NUMERIC = ("numpy", "scipy")
 FILES_AND_CLOCKS = ("datetime", "io", "os", "pathlib", "shutil", "tempfile", "time")
 PROCESSES_AND_CHANCE = ("asyncio", "importlib", "random", "socket", "subprocess")
 IMPURE = FILES_AND_CLOCKS + PROCESSES_AND_CHANCE
-ABOVE = ("decoding", "ledger", "audit", "evaluation", "reports", "server", "cli", "scaleout", "demo")
+
+# Each room and the rooms it may import, beside what all share. A pair that is not here is refused.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "pac": (),
+    "stats": (),
+    "text": (),
+    "demo": (),
+    "models": (),
+    "layers": ("models",),
+    "engine": ("layers", "models", "text"),
+    "training": ("layers", "models", "text"),
+    "decoding": ("pac",),
+    "ledger": ("pac",),
+    "worlds": ("engine", "layers", "models", "text", "training"),
+    "auditing": ("models", "stats", "text", "training"),
+    "benchmark": ("auditing", "models", "text", "training"),
+    "evaluation": ("auditing", "decoding", "engine", "layers", "models", "pac", "stats", "text", "worlds"),
+    "reports": ("auditing", "benchmark", "evaluation", "pac", "stats"),
+    "server": ("decoding", "ledger", "models", "pac", "text"),
+    "api": (
+        "auditing", "decoding", "engine", "evaluation", "layers", "ledger", "models", "pac", "reports", "stats", "text",
+        "training", "worlds",
+    ),
+    "cli": (
+        "api", "auditing", "benchmark", "decoding", "demo", "engine", "evaluation", "ledger", "models", "pac",
+        "reports", "server", "stats", "text", "training", "worlds",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,30 +69,23 @@ class Rule:
 
 RULES = (
     Rule(LEVEL_ONE, inside=LEVEL_ONE, outside=NUMERIC),
-    Rule(("pac",), inside=(*LEVEL_ONE, "pac"), outside=NUMERIC, pure=True),
-    Rule(("worlds.assignment", "baselines.rdp"), inside=LEVEL_ONE, outside=NUMERIC, pure=True),
-    Rule(("baselines.controls", "baselines.nonprivate"), inside=(*LEVEL_ONE, "baselines"), outside=NUMERIC, pure=True),
-    Rule(("audit.metrics",), inside=(*LEVEL_ONE, "audit.metrics"), outside=NUMERIC, pure=True),
-    Rule(("audit.attacks",), inside=(*LEVEL_ONE, "audit.attacks"), outside=NUMERIC, pure=True),
-    Rule(("_vocabulary",), inside=(), outside=("torch",)),
-    Rule(("token_signals",), inside=("protocols", "_vocabulary"), outside=("numpy", "torch")),
     Rule(("_files", "_records"), inside=(*LEVEL_ONE, "_files"), outside=()),
+    Rule(("pac",), inside=(*LEVEL_ONE, "pac"), outside=NUMERIC, pure=True),
+    Rule(("stats",), inside=(*LEVEL_ONE, "_settings", "stats"), outside=(*NUMERIC, "pydantic"), pure=True),
+    Rule(("worlds.assignment",), inside=LEVEL_ONE, outside=NUMERIC, pure=True),
+    Rule(("evaluation.controls",), inside=(*LEVEL_ONE, "evaluation"), outside=NUMERIC, pure=True),
+    Rule(("auditing.attacks",), inside=(*LEVEL_ONE, "auditing.attacks", "stats"), outside=NUMERIC, pure=True),
+    Rule(("auditing.metrics",), inside=(*LEVEL_ONE, "auditing.metrics", "stats"), outside=NUMERIC, pure=True),
     Rule(
-        ("corpus", "corpus_formats", "deduplication"),
-        inside=(*LEVEL_ONE, "_files", "corpus", "corpus_formats", "deduplication"),
+        ("text.corpus", "text.formats", "text.deduplication"),
+        inside=(*LEVEL_ONE, "_files", "text"),
         outside=(*NUMERIC, "pyarrow", "datasketch"),
     ),
-    Rule(("models",), inside=(*LEVEL_ONE, "_files", "models")),
-    Rule(("ensemble", "adaptation", "worlds"), never_inside=ABOVE),
-    Rule(("decoding",), inside=(*LEVEL_ONE, "pac", "decoding"), outside=NUMERIC),
-    Rule(
-        ("ledger",),
-        inside=(*LEVEL_ONE, "_files", "pac", "ledger"),
-        outside=(*NUMERIC, "cryptography", "sqlalchemy"),
-    ),
-    Rule(("audit",), never_inside=("ensemble", "server")),
+    Rule(("models.vocabulary_rows",), inside=(), outside=("torch",)),
+    Rule(("models.token_signals",), inside=("protocols", "models.vocabulary_rows"), outside=("numpy", "torch")),
+    Rule(("decoding",), outside=NUMERIC),
+    Rule(("ledger",), outside=(*NUMERIC, "cryptography", "sqlalchemy")),
 )
-IMPORTED_ONLY_BY = {"cli": ("cli",), "server": ("server", "cli"), "scaleout": ("scaleout",), "demo": ("demo", "cli")}
 OUTSIDE_ONLY_IN = {
     "faker": ("demo",),
     **dict.fromkeys(("fastapi", "prometheus_client", "starlette", "uvicorn"), ("server",)),
@@ -113,9 +134,10 @@ def layering_violations(sources):
                 yield from (f"{part} imports {name}" for name in third_party if not under(name, rule.outside))
             if rule.pure:
                 yield from (f"{part} imports {name}" for name in outside if under(name, IMPURE))
-        for target, importers in IMPORTED_ONLY_BY.items():
-            if not under(part, importers):
-                yield from (f"{part} imports {name}" for name in inside if under(name, (target,)))
+        room = part.split(".")[0]
+        if part and room not in SHARED:
+            allowed = (*SHARED, room, *ROOMS.get(room, ()))
+            yield from (f"{part} imports {name}" for name in inside if not under(name, allowed))
         for target, importers in OUTSIDE_ONLY_IN.items():
             if not under(part, importers):
                 yield from (f"{part} imports {name}" for name in outside if under(name, (target,)))
@@ -191,11 +213,28 @@ def test_files_and_functions_stay_small(sources):
 def example(module, source):
     """A package of empty modules, one of them with the given source."""
     names = (
-        "_validate", "corpus", "models", "pac.accounting", "pac.bounds", "worlds.assignment", "worlds.collection",
-        "ledger.store", "decoding.votes", "ensemble.engine", "audit.runner", "server.app", "cli.main", "cli.output",
-        "demo.letters",
+        "_validate", "text.corpus", "models.base", "pac.accounting", "pac.bounds", "worlds.assignment",
+        "worlds.run_directory", "ledger.store", "decoding.votes", "engine.engine", "layers.forward", "auditing.run",
+        "server.app", "cli.main", "cli.output", "demo.letters", "training.trainer", "stats.roc",
     )  # fmt: skip
     return dict.fromkeys((f"{PACKAGE}.{name}" for name in names), "") | {f"{PACKAGE}.{module}": source}
+
+
+def test_every_room_is_in_the_table(sources):
+    rooms = {name.removeprefix(f"{PACKAGE}.").split(".")[0] for name in sources if name != PACKAGE}
+    assert rooms - set(SHARED) == set(ROOMS)
+
+
+@pytest.mark.parametrize("importer", sorted(ROOMS))
+@pytest.mark.parametrize("target", sorted(ROOMS))
+def test_every_pair_of_rooms_is_covered(importer, target):
+    modules = {f"{PACKAGE}.{importer}.one": f"from reticent.{target} import two", f"{PACKAGE}.{target}.two": ""}
+    flagged = set(layering_violations(modules))
+    assert bool(flagged) == (target != importer and target not in ROOMS[importer])
+
+
+def test_the_table_of_rooms_has_no_cycle():
+    TopologicalSorter(ROOMS).prepare()
 
 
 @pytest.mark.parametrize(
@@ -206,29 +245,30 @@ def example(module, source):
         ("pac.bounds", "import torch.nn", "pac.bounds imports torch.nn"),
         ("pac.bounds", "def f():\n    import time", "pac.bounds imports time"),
         ("pac.bounds", "from os import path", "pac.bounds imports os"),
-        ("pac.bounds", "from reticent import models", "pac.bounds imports models"),
-        ("pac.bounds", "from .. import models", "pac.bounds imports models"),
+        ("pac.bounds", "from reticent.models import base", "pac.bounds imports models.base"),
+        ("pac.bounds", "from ..models import base", "pac.bounds imports models.base"),
         ("pac", "from ..cli import main", "pac imports cli.main"),
         ("worlds.assignment", "from pathlib import Path", "worlds.assignment imports pathlib"),
-        ("worlds.assignment", "from .collection import open_run", "worlds.assignment imports worlds.collection"),
-        ("audit.attacks.loss", "from reticent.audit import runner", "audit.attacks.loss imports audit.runner"),
-        ("corpus", "import transformers", "corpus imports transformers"),
+        ("worlds.assignment", "from .run_directory import open_run", "worlds.assignment imports worlds.run_directory"),
+        ("auditing.attacks.loss", "from reticent.auditing import run", "auditing.attacks.loss imports auditing.run"),
+        ("text.corpus", "import transformers", "text.corpus imports transformers"),
         (
-            "ensemble.engine",
+            "engine.engine",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from reticent.ledger import store",
-            "ensemble.engine imports ledger.store",
+            "engine.engine imports ledger.store",
         ),
-        ("adaptation.trainer", "import reticent.demo", "adaptation.trainer imports demo"),
+        ("engine.engine", "from reticent.training import trainer", "engine.engine imports training.trainer"),
+        ("training.trainer", "import reticent.demo", "training.trainer imports demo"),
         ("decoding.votes", "import torch", "decoding.votes imports torch"),
-        ("decoding.votes", "from reticent.ensemble import engine", "decoding.votes imports ensemble.engine"),
+        ("decoding.votes", "from reticent.engine import engine", "decoding.votes imports engine.engine"),
         ("ledger.store", "from reticent.decoding import votes", "ledger.store imports decoding.votes"),
         ("ledger.store", "import transformers", "ledger.store imports transformers"),
-        ("audit.runner", "from reticent.ensemble.engine import X", "audit.runner imports ensemble.engine"),
+        ("auditing.run", "from reticent.engine.engine import X", "auditing.run imports engine.engine"),
         ("evaluation.utility", "from reticent.cli.main import main", "evaluation.utility imports cli.main"),
-        ("scaleout.train", "from reticent.server import app", "scaleout.train imports server.app"),
+        ("new_room.train", "from reticent.server import app", "new_room.train imports server.app"),
         ("reports.render", "from reticent.demo import letters", "reports.render imports demo.letters"),
         ("demo.guided", "from reticent.cli import main", "demo.guided imports cli.main"),
-        ("models", "from faker import Faker", "models imports faker"),
+        ("models.base", "from faker import Faker", "models.base imports faker"),
     ],
 )
 def test_forbidden_import_is_flagged(module, source, violation):
@@ -242,10 +282,10 @@ def test_forbidden_import_is_flagged(module, source, violation):
             "pac.bounds",
             "import math\nimport numpy as np\nfrom scipy.special import entr\nfrom reticent import _validate",
         ),
-        ("decoding.decoder", "from reticent.pac.posterior import Posterior\nfrom reticent.protocols import Ensemble"),
+        ("decoding.generate", "from reticent.pac.posterior import Posterior\nfrom reticent.protocols import Ensemble"),
         ("ledger.store", "import os\nfrom cryptography.fernet import Fernet\nfrom reticent.pac import accounting"),
-        ("ensemble.engine", "import torch\nfrom reticent.models import BaseModel"),
-        ("worlds.collection", "from reticent import corpus, models\nfrom reticent.worlds import assignment"),
+        ("engine.engine", "import torch\nfrom reticent.models.base import LanguageModel"),
+        ("worlds.run_directory", "from reticent.text import corpus\nfrom reticent.worlds import assignment"),
         ("cli.demo", "from reticent.demo import letters\nfrom reticent.cli import output"),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from reticent.ensemble.adapters import StackedAdapters, select_modules
+from reticent.layers.adapters import StackedAdapters, select_modules
 
 NUM_WORLDS = 4
 

@@ -1,14 +1,14 @@
-"""Who repeats a canary that worlds were made to learn by heart, and what that tells about the realised world."""
+"""Repetition of canaries that worlds were made to learn by heart, and what it tells about the realised world."""
 
 import sys
 
 from experiments.pac.common import Experiment, run_script
 from experiments.pac.planted import Planted
 from experiments.pac.results import Findings
-from reticent.audit.results import Estimate
+from experiments.studies.canary import CanarySettings, CanaryStudy, canary_study
+from reticent.auditing.results import Estimate
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.canary import CanarySettings, CanaryStudy, canary_study
-from reticent.evaluation.evaluation_report import budget_text, cell
+from reticent.reports.evaluation import budget_text, cell
 from reticent.reports.model import IntervalChart, Table
 
 BUDGETS = (2.0**-4, 2.0**-8, 2.0**-16, 2.0**-24, 2.0**-32)

@@ -1,4 +1,4 @@
-"""What all scripts share: the command line, the texts, one run directory and its votes, and how a result is written.
+"""Parts that all scripts share: the command line, the texts, one run directory and its votes, and results.
 
 Everything costly is made once under `--work` and taken from there by every later script of the same size and domain:
 
@@ -29,24 +29,24 @@ from experiments.pac.results import Findings, Header, write_file, write_result
 from experiments.pac.settings import SETTINGS, TINY, Domain, Settings, Size
 from experiments.pac.sources import makers
 from reticent._files import json_lines, sha256_of_file
-from reticent.adaptation.settings import LoraSettings, TrainingSettings
-from reticent.adaptation.texts import encode_texts
+from reticent.benchmark.data import prepare_data
+from reticent.benchmark.records import settings_hash
+from reticent.benchmark.tiny_models import tiny_model
 from reticent.cli.progress import WorkProgress
-from reticent.corpus import read_corpus, text_hash
-from reticent.ensemble.forward import BatchedDecoder, batched_decoder
-from reticent.ensemble.teacher_forced import TeacherForcing
+from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import ReticentError
-from reticent.evaluation.grid_data import prepare_data
-from reticent.evaluation.grid_models import tiny_model
-from reticent.evaluation.grid_records import settings_hash
 from reticent.evaluation.vote_casting import CastingRequest, VoteSettings, cast_vote_tensor
 from reticent.evaluation.vote_tensor import VoteTensor
-from reticent.models import BaseModel, resolve_base_model
+from reticent.layers.forward import BatchedDecoder, batched_decoder
+from reticent.models.base import LanguageModel, resolve_base_model
 from reticent.protocols import Progress
+from reticent.text.corpus import read_corpus, text_hash
+from reticent.text.tokenise import encode_texts
+from reticent.training.settings import LoraSettings, TrainingSettings
 from reticent.worlds.assignment import Assignment
-from reticent.worlds.building import BuildRequest, build_run
-from reticent.worlds.collection import RunDirectory
+from reticent.worlds.build import BuildRequest, build_run
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME
+from reticent.worlds.run_directory import RunDirectory
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -94,7 +94,7 @@ class Experiment:
 
     @property
     def folder(self) -> Path:
-        """Where this size and domain keep what scripts share."""
+        """The folder of this size and domain for what scripts share."""
         return self.work / self.settings.size.value / self.domain.value
 
     @cached_property
@@ -120,7 +120,7 @@ class Experiment:
         return dtype
 
     @cached_property
-    def base(self) -> BaseModel:
+    def base(self) -> LanguageModel:
         """The public model."""
         if self.settings.model == TINY:
             return resolve_base_model(str(tiny_model("llama", self.work / "models" / "tiny-llama")))
@@ -149,7 +149,7 @@ class Experiment:
 
     @property
     def records(self) -> tuple[str, ...]:
-        """What the shared run, and whatever is put beside it, is trained on."""
+        """The texts that the shared run, and whatever is put beside it, is trained on."""
         return self.texts.corpus[: self.settings.num_records]
 
     @cached_property
@@ -233,7 +233,7 @@ class Experiment:
         return cast_vote_tensor(self.forcing(run), request, votes, self.progress, resume=True)
 
     def header(self) -> Header:
-        """What a result says of itself."""
+        """The header of a result."""
         return Header.now(
             name=self.name,
             command=self.command,

@@ -1,4 +1,4 @@
-"""What the paper reports, where the same number stands in our results, and why the two may differ."""
+"""The paper's numbers, their places in our results, and reasons for which the two may differ."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Comparison:
     because: str
 
     def verdict(self, ours: Ours) -> str:
-        """Whether ours agrees, and if not why it may differ."""
+        """True if ours agrees, and if not why it may differ."""
         if ours.low <= self.high and ours.high >= self.low:
             return AGREES
         return f"{'higher' if ours.low > self.high else 'lower'}: {self.because}"
@@ -167,7 +167,7 @@ def _operations(which: int) -> Callable[[Results], Ours | None]:
     return ours
 
 
-def _matched(method: str, reading: str | None) -> Callable[[Results], Ours | None]:
+def _find_matched(method: str, reading: str | None) -> Callable[[Results], Ours | None]:
     return lambda results: spread(
         [row["of_own_ceiling"] for row in results["rows"] if (row["method"], row["reading"]) == (method, reading)]
     )
@@ -250,7 +250,8 @@ COMPARISONS: Sequence[Comparison] = (
         _COUNTED,
     ),
     Comparison(
-        "matched", "PAC's share of its headroom, T = 10² to 10^6", "98 %", 0.975, 0.985, _matched("gaussian", None),
+        "matched", "PAC's share of its headroom, T = 10² to 10^6", "98 %", 0.975, 0.985,
+        _find_matched("gaussian", None),
         "worlds that dissent more pay more, at every horizon alike",
     ),
     Comparison(

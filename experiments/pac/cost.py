@@ -1,14 +1,14 @@
-"""What a token costs: reading, decoding and releasing it, and the multiplications of a release."""
+"""The cost of a token: reading, decoding and releasing it, and the multiplications of a release."""
 
 import sys
 
 from experiments.pac.common import Experiment, run_script
 from experiments.pac.results import Findings
 from reticent.decoding.votes import Decoder
-from reticent.ensemble.engine import Engine
+from reticent.engine.engine import Engine
 from reticent.evaluation.cost import Cost, cost, decode_seconds
-from reticent.evaluation.text_means import Mean
 from reticent.reports.model import Block, Cell, Table
+from reticent.stats.means import Mean
 
 _PROMPT_TOKENS = 32
 

@@ -10,18 +10,18 @@ import numpy as np
 from experiments.pac.common import Experiment
 from experiments.pac.results import make_folder
 from reticent._files import atomic_write
+from reticent.benchmark.records import settings_hash
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.grid_records import settings_hash
 from reticent.evaluation.sessions import SessionOutcomes, SessionSettings, simulate_sessions
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 
 
 @dataclass(frozen=True)
 class Deployments:
-    """Where deployments of one decoder, law and budget stand at their end."""
+    """Final states of deployments of one decoder, mechanism and budget."""
 
     decoder: Decoder
-    law: ReleaseLaw
+    law: ReleaseMechanism
     outcomes: SessionOutcomes
 
 
@@ -30,7 +30,7 @@ def deployments(experiment: Experiment) -> Iterator[Deployments]:
     combinations = [
         (decoder, law, budget)
         for decoder in Decoder
-        for law in ReleaseLaw
+        for law in ReleaseMechanism
         for budget in sorted(experiment.settings.budgets, reverse=True)
     ]
     for number, (decoder, law, budget) in enumerate(combinations, start=1):
@@ -38,7 +38,7 @@ def deployments(experiment: Experiment) -> Iterator[Deployments]:
         yield Deployments(decoder, law, _outcomes(experiment, decoder, law, budget))
 
 
-def _outcomes(experiment: Experiment, decoder: Decoder, law: ReleaseLaw, budget: float) -> SessionOutcomes:
+def _outcomes(experiment: Experiment, decoder: Decoder, law: ReleaseMechanism, budget: float) -> SessionOutcomes:
     settings = SessionSettings(**asdict(experiment.settings.sessions), seed=experiment.settings.seed)
     identity = {
         "votes": hashlib.sha256(experiment.votes.votes(decoder).worlds_NM.tobytes()).hexdigest(),

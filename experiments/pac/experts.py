@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from experiments.pac.common import Experiment
-from reticent.adaptation.settings import TrainingSettings
-from reticent.ensemble.teacher_forced import TeacherForcing
-from reticent.evaluation.matched import TargetProbabilities
+from experiments.studies.matched import TargetProbabilities
+from reticent.engine.teacher_forced import TeacherForcing
+from reticent.training.settings import TrainingSettings
 from reticent.worlds.assignment import Assignment
-from reticent.worlds.collection import RunDirectory
+from reticent.worlds.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Opinions:
-    """What all models say at one place.
+    """All models' distributions at one place.
 
     Attributes:
         place: where.
@@ -59,7 +59,7 @@ class Opinions:
 
 @dataclass(frozen=True)
 class AtTarget:
-    """What all models say of the text's own next token at one place; `experts` by number of shards, float64[N]."""
+    """All models' probabilities of the text's next token at one place; `experts` by number of shards, float64[N]."""
 
     text: int
     public: float
@@ -96,7 +96,7 @@ def shards(experiment: Experiment, num_shards: int) -> RunDirectory:
 
 
 def opinions(experiment: Experiment, texts: Sequence[str], places: Sequence[Place]) -> Iterator[Opinions]:
-    """What all models say at some places, text by text.
+    """Compute all models' distributions at some places, text by text.
 
     Args:
         experiment: the setting.

@@ -6,8 +6,8 @@ from experiments.pac.common import Experiment, run_script
 from experiments.pac.deployments import deployments
 from experiments.pac.results import Findings
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.evaluation_report import budget_text, cell
 from reticent.evaluation.leakage import Leakage, leakage
+from reticent.reports.evaluation import budget_text, cell
 from reticent.reports.model import Block, LineChart, Series, Table
 
 

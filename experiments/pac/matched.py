@@ -28,9 +28,7 @@ from experiments.pac.experts import (
 from experiments.pac.matched_blocks import Ceilings, Setting, matched_blocks
 from experiments.pac.pmixed_choice import Choice, choose
 from experiments.pac.results import Findings
-from reticent.baselines.pmixed import PMixedSettings, mixing_weights, projection_orders
-from reticent.evaluation.batch_mechanisms import batch_mechanism
-from reticent.evaluation.matched import (
+from experiments.studies.matched import (
     Floats,
     MatchedRow,
     OneOrderRow,
@@ -39,10 +37,12 @@ from reticent.evaluation.matched import (
     noiseless_probability,
     pac_probability,
 )
-from reticent.evaluation.projection_gap import excess, one_order_weights
+from experiments.studies.pmixed import PMixedSettings, mixing_weights, projection_orders
+from experiments.studies.projection_gap import excess, one_order_weights
+from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
 
 TOTAL_NATS = 2.0**-32 * 10**6
@@ -52,7 +52,7 @@ _OUTSIDE = 1.0 + 1e-6
 
 
 def measure(experiment: Experiment) -> Findings:
-    """Choose on validation texts, measure on test texts."""
+    """ChooseDraft on validation texts, measure on test texts."""
     sizes = experiment.settings.matched
     bound = attack_success(TOTAL_NATS, MEMBERSHIP_PRIOR)
     choices = choose(experiment, bound)
@@ -61,7 +61,7 @@ def measure(experiment: Experiment) -> Findings:
     test = _measure_models(experiment, places, [choice.settings for choice in choices])
     pac = _Pac.of(experiment, places, test)
     rows = [_pmixed_row(test, choice) for choice in choices]
-    for law in ReleaseLaw:
+    for law in ReleaseMechanism:
         for horizon in sizes.horizons:
             experiment.progress.note(f"PAC, {law}, {horizon:,} tokens")
             rows.append(_pac_row(experiment, test, pac, law, horizon))
@@ -92,7 +92,7 @@ def measure(experiment: Experiment) -> Findings:
 
 @dataclass(frozen=True)
 class _Test:
-    """What the models say at the test positions.
+    """The models' probabilities at the test positions.
 
     Attributes:
         found: of the next token.
@@ -166,7 +166,7 @@ class _OneOrder:
             self._excess.append(excess(public_V + weight * (expert_V - public_V), public_V, self._beta, orders))
 
     def row(self) -> OneOrderRow:
-        """What was found."""
+        """The finding as a row."""
         return OneOrderRow(
             max_order=self._order,
             beta=self._beta,
@@ -210,7 +210,7 @@ class _Pac:
         """The probability of the next token under a noiseless world, at each place."""
         return np.array([noiseless_probability(*pair) for pair in zip(self.scores, self.targets, strict=True)])
 
-    def released(self, law: ReleaseLaw, step_budget: float, num_draws: int, seed: int) -> Floats:
+    def released(self, law: ReleaseMechanism, step_budget: float, num_draws: int, seed: int) -> Floats:
         """The probability that it is released, at each place."""
         mechanism, noise, generator = batch_mechanism(law, step_budget), SeededNoise(seed), np.random.default_rng(seed)
         return np.array(
@@ -251,7 +251,7 @@ def _pmixed_row(test: _Test, choice: Choice) -> MatchedRow:
     )
 
 
-def _pac_row(experiment: Experiment, test: _Test, pac: _Pac, law: ReleaseLaw, horizon: int) -> MatchedRow:
+def _pac_row(experiment: Experiment, test: _Test, pac: _Pac, law: ReleaseMechanism, horizon: int) -> MatchedRow:
     step_budget = TOTAL_NATS / horizon
     draws, seed = experiment.settings.matched.num_draws, experiment.settings.seed
     released_P = pac.released(law, step_budget, draws, seed)

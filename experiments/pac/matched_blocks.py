@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.pac.settings import MatchedSizes
-from reticent.baselines.pmixed_calibration import Reading
-from reticent.evaluation.evaluation_report import cell
-from reticent.evaluation.matched import MatchedRow, OneOrderRow
-from reticent.evaluation.text_means import Mean, Record
+from experiments.studies.matched import MatchedRow, OneOrderRow
+from experiments.studies.pmixed_calibration import Reading
+from reticent.reports.evaluation import cell
 from reticent.reports.model import Block, LineChart, Paragraph, Series, Table
+from reticent.stats.means import Mean, Record
 
 _HARDLY_ANY = 1e-9
 
@@ -21,7 +21,7 @@ class Ceilings(Record):
 
 @dataclass(frozen=True)
 class Setting:
-    """What the tables must say: the bound, the total in nats, positions, passes over a shard, sizes, and m."""
+    """The setting that tables state: the bound, the total in nats, positions, passes over a shard, sizes, and m."""
 
     bound: float
     total_nats: float
@@ -67,15 +67,16 @@ def _table(rows: Sequence[MatchedRow], setting: Setting) -> Table:
             for row in sorted(rows, key=lambda row: row.horizon)
         ),
         note=f"{setting.positions} positions of test texts, chosen on {sizes.selection_positions} of validation texts; "
-        f"the whole vocabulary for PMixED, its candidates for PAC. N in {_listed(sizes.shards)}, q in "
-        f"{_listed(sizes.sampling_rates)}, order in {_listed(sizes.max_orders)}. Own headroom: from the public model "
-        "to the experts' plain mean, or from the public model held to the candidates to a noiseless world. "
+        f"the whole vocabulary for PMixED, its candidates for PAC. N in {_list_values(sizes.shards)}, q in "
+        f"{_list_values(sizes.sampling_rates)}, order in {_list_values(sizes.max_orders)}. Own headroom: from the public "
+        "model to the experts' plain mean, or from the public model held to the candidates to a noiseless "
+        "world. "
         f"{sizes.num_draws} draws of coins for PAC. Intervals: 95 %, over texts.{_no_radius(rows)}",
     )
 
 
 def _no_radius(rows: Sequence[MatchedRow]) -> str:
-    """What to say of the rigorous reading where it leaves hardly any radius."""
+    """Make the remark on the rigorous reading where it leaves hardly any radius."""
     largest = max((row.beta for row in rows if row.reading == Reading.RIGOROUS and row.beta is not None), default=1.0)
     if largest > _HARDLY_ANY:
         return ""
@@ -156,5 +157,5 @@ def _setting_text(row: MatchedRow) -> str:
     return f"N = {row.num_shards}, q = {row.sampling_rate:g}, order {row.max_order}, β = {row.beta:.3g}"
 
 
-def _listed(values: Sequence[float]) -> str:
+def _list_values(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)

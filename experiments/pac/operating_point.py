@@ -6,14 +6,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.pac.results import write_file
 from experiments.pac.settings import Size
-from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import RunDirectoryError
+from reticent.training.settings import LoraSettings, TrainingSettings
 
 FILE_NAME = "operating-point.json"
 
 
 class OperatingPoint(BaseModel):
-    """What the sweep varies and a user of `reticent worlds build` chooses.
+    """The settings that the sweep varies and a user of `reticent worlds build` chooses.
 
     Attributes:
         learning_rate, epochs: of training.
@@ -60,7 +60,7 @@ def write_operating_point(folder: Path, point: OperatingPoint) -> Path:
 
 
 def read_operating_point(folder: Path, size: Size) -> OperatingPoint | None:
-    """What a sweep of this size chose, in whichever domain; None where there is none.
+    """Read the choice of a sweep of this size, in whichever domain; None where there is none.
 
     A point chosen in one domain serves the other too, which then had no part in the choice.
 

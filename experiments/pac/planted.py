@@ -8,19 +8,19 @@ import numpy as np
 
 from experiments.pac.common import Experiment
 from experiments.pac.settings import Size
-from reticent.adaptation.settings import LoraSettings, TrainingSettings
-from reticent.audit.canaries import Canary, CanaryKind, draw_canaries
-from reticent.evaluation.canary import CanaryTexts, canary_texts
+from experiments.studies.canary import CanaryTexts, canary_texts
+from reticent.auditing.canaries.planting import Canary, CanaryKind, draw_canaries
 from reticent.evaluation.vote_casting import VoteSettings, votes_of_text
-from reticent.evaluation.vote_tensor import VoteTensor, concatenated
+from reticent.evaluation.vote_tensor import VoteTensor, concatenate
 from reticent.randomness import PublicCoins
+from reticent.training.settings import LoraSettings, TrainingSettings
 from reticent.worlds.assignment import Assignment
-from reticent.worlds.collection import RunDirectory
+from reticent.worlds.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
 class PlantedSizes:
-    """How much is planted, in what, and how it is learnt.
+    """Sizes of the planted study: canaries, texts and training.
 
     Attributes:
         corpus: records beside the canaries.
@@ -81,7 +81,7 @@ class Planted:
 
     @property
     def votes(self) -> VoteSettings:
-        """How votes are cast: without what only stability and fidelity need."""
+        """Cast the votes, without what only stability and fidelity need."""
         longest = self.sizes.max_tokens
         return self.experiment.settings.votes.model_copy(update={"mass_every": longest, "logits_every": longest})
 
@@ -138,7 +138,7 @@ class Planted:
         """The worlds' votes along the canaries."""
         forcing = self.experiment.forcing(self.run)
         seed = self.votes.coin_seed
-        return concatenated(
+        return concatenate(
             [
                 votes_of_text(forcing, tokens, PublicCoins.from_seed(seed, text), self.votes)
                 for text, tokens in enumerate(self.canary_texts.tokens)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from experiments.pac.common import Experiment
 from experiments.pac.experts import AtTarget, opinions, spread_places, target_probabilities
 from experiments.pac.radii import Radii
-from reticent.baselines.pmixed import PMixedSettings, mixing_weights, projection_orders
-from reticent.baselines.pmixed_calibration import Reading
-from reticent.evaluation.matched import WeightTable, selected
+from experiments.studies.matched import WeightTable, selected
+from experiments.studies.pmixed import PMixedSettings, mixing_weights, projection_orders
+from experiments.studies.pmixed_calibration import Reading
 
 RADII = tuple(10.0**power for power in range(-8, 1))
 """Radii at which λ is computed; between them it is interpolated, for the choice alone."""
@@ -36,7 +36,7 @@ def choose(experiment: Experiment, target_success: float) -> list[Choice]:
         target_success: membership success that every candidate's radius is calibrated to.
     """
     sizes = experiment.settings.matched
-    found, tables = _tabulated(experiment)
+    found, tables = _tabulate_weights(experiment)
     targets = {count: target_probabilities(found, count) for count in sizes.shards}
 
     def held_out(settings: PMixedSettings) -> float:
@@ -58,8 +58,8 @@ def choose(experiment: Experiment, target_success: float) -> list[Choice]:
     return choices
 
 
-def _tabulated(experiment: Experiment) -> tuple[list[AtTarget], dict[_Key, WeightTable]]:
-    """What the models say of the next tokens of validation texts, and λ at every tabulated radius."""
+def _tabulate_weights(experiment: Experiment) -> tuple[list[AtTarget], dict[_Key, WeightTable]]:
+    """Tabulate the models' probabilities of the next tokens of validation texts, and λ at every tabulated radius."""
     texts, sizes = experiment.texts.validation, experiment.settings.matched
     lengths = [len(tokens) for tokens in experiment.tokens(texts)]
     places = spread_places(lengths, experiment.settings.votes.logits_every, sizes.selection_positions)

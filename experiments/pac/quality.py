@@ -1,4 +1,4 @@
-"""What free-running text is like: repetition, diversity and perplexity, beside human text and greedy decoding."""
+"""Quality of free-running text: repetition, diversity and perplexity, beside human text and greedy decoding."""
 
 import sys
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from experiments.pac.common import Experiment, run_script
 from experiments.pac.results import Findings
 from experiments.pac.settings import Size
+from experiments.studies.quality import Quality, QualityModels, QualitySettings, measure_quality
 from reticent.decoding.votes import Decoder, DecodingSettings
-from reticent.ensemble.engine import Engine
+from reticent.engine.engine import Engine
 from reticent.errors import CorpusError
-from reticent.evaluation.evaluation_report import budget_text, cell
-from reticent.evaluation.quality import Quality, QualityModels, QualitySettings, measure_quality
+from reticent.reports.evaluation import budget_text, cell
 from reticent.reports.model import IntervalChart, Table
 
 NO_MAUVE = (
@@ -22,7 +22,7 @@ NO_MAUVE = (
 
 @dataclass(frozen=True)
 class QualitySizes:
-    """How much is generated, and by what.
+    """Sizes of the generated texts, and their models.
 
     Attributes:
         num_worlds, corpus: of the run that generates; a decode step costs a row a world.

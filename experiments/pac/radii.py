@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from experiments.pac.results import write_file
-from reticent.baselines.pmixed import PMixedSettings
-from reticent.baselines.pmixed_calibration import DELTA, Reading, calibrated
+from experiments.studies.pmixed import PMixedSettings
+from experiments.studies.pmixed_calibration import DELTA, Reading, calibrated
 
 
 class Radii:

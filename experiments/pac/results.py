@@ -12,15 +12,15 @@ import torch
 from benchmarks.machine import description
 from experiments.figures import figures_as_files, markdown_with_images
 from reticent._files import atomic_write_bytes
+from reticent.benchmark.records import source_revision
 from reticent.errors import StorageError
-from reticent.evaluation.grid_records import source_revision
-from reticent.evaluation.text_means import Record
-from reticent.reports.audit_report import flattened
+from reticent.reports.audit import flatten_details
 from reticent.reports.model import Block, Facts, Report, Section
+from reticent.stats.means import Record
 
 
 class Header(Record):
-    """How a result came about, and what repeats it."""
+    """The origin of a result, and what repeats it."""
 
     name: str
     created: str
@@ -50,7 +50,7 @@ class Header(Record):
 
 @dataclass(frozen=True)
 class Findings:
-    """What a script found.
+    """A script's findings.
 
     Attributes:
         title: of its page.
@@ -112,8 +112,8 @@ def write_file(path: Path, data: bytes) -> None:
 def _page(header: Header, findings: Findings, blocks: tuple[Block, ...]) -> str:
     facts = [("command", header.command), ("revision", header.revision or "none"), ("seed", str(header.seed))]
     facts += [("size", header.size), ("domain", header.domain)]
-    facts += [(f"setting: {name}", value) for name, value in flattened(header.setting)]
-    facts += [(f"machine: {name}", value) for name, value in flattened(header.machine)]
+    facts += [(f"setting: {name}", value) for name, value in flatten_details(header.setting)]
+    facts += [(f"machine: {name}", value) for name, value in flatten_details(header.machine)]
     report = Report(
         title=findings.title,
         created=header.created,

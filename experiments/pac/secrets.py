@@ -12,26 +12,26 @@ from experiments.pac.common import Experiment, run_script
 from experiments.pac.planted import Planted
 from experiments.pac.results import Findings
 from experiments.pac.settings import TINY, Size
-from reticent.adaptation.settings import Technique, TechniqueSettings
-from reticent.adaptation.single_settings import SingleTrainingSettings
-from reticent.adaptation.template import TextTemplate
-from reticent.adaptation.trainer import AdaptRequest, adapt
-from reticent.audit.blind import blind_baseline
-from reticent.audit.results import BlindBaseline, Estimate
-from reticent.baselines.dpsgd import MatchedPrivacy, matched_privacy
-from reticent.baselines.pmixed import PMixedSettings
-from reticent.baselines.pmixed_calibration import Reading, calibrated
+from experiments.studies.canary import CanarySettings, canary_study, count_single_emissions, emission_row
+from experiments.studies.matched_dpsgd import MatchedPrivacy, match_privacy
+from experiments.studies.model_votes import votes_of_model
+from experiments.studies.pmixed import PMixedSettings
+from experiments.studies.pmixed_calibration import Reading, calibrated
+from experiments.studies.pmixed_release import release_pmixed
+from experiments.studies.reference_model import token_log_probabilities
+from experiments.studies.secrets import Candidates, SecretsCell, SecretsRow, SecretsSettings, model_row, secrets_rows
+from reticent.auditing.blind import blind_baseline
+from reticent.auditing.results import BlindBaseline, Estimate
+from reticent.benchmark.records import settings_hash
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.canary import CanarySettings, canary_study, emission_row, emitted_by_one
-from reticent.evaluation.evaluation_report import budget_text
-from reticent.evaluation.grid_records import settings_hash
-from reticent.evaluation.model_votes import votes_of_model
-from reticent.evaluation.pmixed_release import pmixed_along
-from reticent.evaluation.reference_model import token_log_probabilities
-from reticent.evaluation.secrets import Candidates, Cell, SecretsRow, SecretsSettings, model_row, secrets_rows
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
+from reticent.reports.evaluation import budget_text
 from reticent.reports.model import Cell as TableCell
 from reticent.reports.model import IntervalChart, Table
+from reticent.text.template import TextTemplate
+from reticent.training.settings import Technique, TechniqueSettings
+from reticent.training.single_settings import SingleTrainingSettings
+from reticent.training.trainer import AdaptRequest, adapt
 
 BUDGETS = (2.0**-8, 2.0**-16, 2.0**-24, 2.0**-32)
 VACUOUS = "the PAC bound is 1: nothing to match"
@@ -125,7 +125,7 @@ class _Study:
         return secrets_rows(
             self.candidates,
             settings,
-            lambda method, budget: Cell(estimate=canaries.row(method, budget).extraction),
+            lambda method, budget: SecretsCell(estimate=canaries.row(method, budget).extraction),
         )
 
     def matched_rows(self) -> list[SecretsRow]:
@@ -135,14 +135,14 @@ class _Study:
             for budget in BUDGETS
         }
         reachable = {budget: target for budget, target in targets.items() if target < 1.0}
-        rows = [_unmatched(method, budget) for method in ("pmixed", "dp-sgd") for budget in BUDGETS
+        rows = [_unmatched_row(method, budget) for method in ("pmixed", "dp-sgd") for budget in BUDGETS
                 if budget not in reachable]  # fmt: skip
         rows += self._pmixed_rows(reachable)
         rows += [self._dpsgd_row(budget, target) for budget, target in reachable.items()]
         return rows
 
     def blind(self) -> BlindBaseline:
-        """What the words alone tell."""
+        """The separation by the words alone."""
         members = [text for text, member in zip(self.texts, self.members_I, strict=True) if member]
         others = [text for text, member in zip(self.texts, self.members_I, strict=True) if not member]
         return blind_baseline(members, others, seed=self.seed)
@@ -164,22 +164,22 @@ class _Study:
             for target in targets.values()
         ]
         self.experiment.progress.note("releasing with PMixED")
-        along, expected = self._pmixed(settings, self.tokens, 3)
+        along, expected = self._release_by_pmixed(settings, self.tokens, 3)
         canaries = self.planted.canary_texts
-        answers, _ = self._pmixed(settings, canaries.tokens, 4)
+        answers, _ = self._release_by_pmixed(settings, canaries.tokens, 4)
         rows = []
         for number, (budget, target) in enumerate(targets.items()):
-            emitted = emitted_by_one(self.planted.canary_votes, canaries, answers[number])
+            emitted = count_single_emissions(self.planted.canary_votes, canaries, answers[number])
             extraction = emission_row("pmixed", emitted, canaries, budget).extraction
             rows.append(
                 model_row(
-                    self.candidates, "pmixed", along[number], Cell(estimate=extraction), self.seed,
+                    self.candidates, "pmixed", along[number], SecretsCell(estimate=extraction), self.seed,
                     step_budget=budget, bound=target, public_match_N=expected,
                 )
             )  # fmt: skip
         return rows
 
-    def _pmixed(
+    def _release_by_pmixed(
         self, settings: Sequence[PMixedSettings], texts: Sequence[Sequence[int]], stream: int
     ) -> tuple[list[NDArray[np.int64]], NDArray[np.float64]]:
         """Released tokens under each setting, and the public model's chances of the texts' own tokens."""
@@ -187,26 +187,29 @@ class _Study:
         num_candidates = self.planted.votes.num_candidates
         generator = np.random.default_rng([self.seed, stream])
         found = [
-            pmixed_along(forcing, tokens, settings, num_candidates, self.sizes.num_draws, generator) for tokens in texts
+            release_pmixed(forcing, tokens, settings, num_candidates, self.sizes.num_draws, generator)
+            for tokens in texts
         ]
         by_setting = [np.concatenate([text.tokens_NR[number] for text in found]) for number in range(len(settings))]
         return by_setting, np.concatenate([text.public_match_N for text in found])
 
     def _dpsgd_row(self, budget: float, target: float) -> SecretsRow:
         training = self.private_training
-        matched = matched_privacy(target, len(self.planted.corpus), training, delta=min(1e-5, (target - 0.5) / 10))
-        model = self._adapted(matched, training)
+        matched = match_privacy(target, len(self.planted.corpus), training, delta=min(1e-5, (target - 0.5) / 10))
+        model = self._train_or_find(matched, training)
         votes = self.planted.votes
         tokens_N1 = votes_of_model(model, self.tokens, self.candidates.tensor, DECODER, votes)[:, None]
         canaries, canary_votes = self.planted.canary_texts, self.planted.canary_votes
         answers_N1 = votes_of_model(model, canaries.tokens, canary_votes, DECODER, votes)[:, None]
-        extraction = emission_row("dp-sgd", emitted_by_one(canary_votes, canaries, answers_N1), canaries).extraction
+        extraction = emission_row(
+            "dp-sgd", count_single_emissions(canary_votes, canaries, answers_N1), canaries
+        ).extraction
         return model_row(
-            self.candidates, "dp-sgd", tokens_N1, Cell(estimate=extraction), self.seed,
+            self.candidates, "dp-sgd", tokens_N1, SecretsCell(estimate=extraction), self.seed,
             step_budget=budget, bound=matched.success,
         )  # fmt: skip
 
-    def _adapted(self, matched: MatchedPrivacy, training: SingleTrainingSettings) -> nn.Module:
+    def _train_or_find(self, matched: MatchedPrivacy, training: SingleTrainingSettings) -> nn.Module:
         """The model trained with that privacy, made or found."""
         experiment, lora = self.experiment, self.planted.lora
         corpus = experiment.corpus_file("planted", self.planted.corpus)
@@ -231,15 +234,15 @@ class _Study:
         return model
 
 
-def _unmatched(method: str, budget: float) -> SecretsRow:
-    cell = Cell(reason=VACUOUS)
+def _unmatched_row(method: str, budget: float) -> SecretsRow:
+    cell = SecretsCell(reason=VACUOUS)
     return SecretsRow(
         method=method, step_budget=budget, curator=cell, tokens=cell, corpus_auc=cell, corpus_accuracy=cell,
         extraction=cell,
     )  # fmt: skip
 
 
-def _shown(cell: Cell) -> TableCell:
+def _make_cell(cell: SecretsCell) -> TableCell:
     return cell.estimate if cell.estimate is not None else cell.reason
 
 
@@ -260,7 +263,7 @@ def _table(rows: Sequence[SecretsRow], study: _Study) -> Table:
                 "none" if row.bound is None else row.bound,
                 "none" if row.bounded_secret is None else row.bounded_secret,
                 *(
-                    _shown(cell)
+                    _make_cell(cell)
                     for cell in (row.curator, row.tokens, row.corpus_auc, row.corpus_accuracy, row.extraction)
                 ),
             )

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from reticent.adaptation.settings import LoraSettings, TrainingSettings
-from reticent.evaluation.grid_settings import DataSetChoice
+from reticent.benchmark.settings import DataSetChoice
 from reticent.evaluation.utility import BUDGETS
 from reticent.evaluation.vote_casting import VoteSettings
+from reticent.training.settings import LoraSettings, TrainingSettings
 
 TINY = "tiny"
 """Stands for the tiny random model where a model is named."""
@@ -25,7 +25,7 @@ LETTERS, WIKITEXT = "clinic-letters", "wikitext-103"
 
 
 class Size(StrEnum):
-    """How much is computed."""
+    """The amount of computation."""
 
     SMOKE = "smoke"
     LOCAL = "local"
@@ -33,7 +33,7 @@ class Size(StrEnum):
 
 
 class Domain(StrEnum):
-    """What the private texts are about."""
+    """The subject of the private texts."""
 
     WIKIPEDIA = "wikipedia"
     NIH = "nih"
@@ -41,7 +41,7 @@ class Domain(StrEnum):
 
 @dataclass(frozen=True)
 class TextCounts:
-    """How many texts each part has; no text nearly repeats another, of whatever part."""
+    """The number of texts in each part; no text nearly repeats another, of whatever part."""
 
     corpus: int
     validation: int

@@ -1,14 +1,14 @@
-"""Where private texts come from when no file holds them as they are: invented letters, and WikiText-103's articles."""
+"""Sources of private texts that no file holds as they are: invented letters, and WikiText-103's articles."""
 
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from experiments.pac.settings import LETTERS, WIKITEXT
-from reticent.corpus_formats import read_rows
+from reticent.benchmark.data import TextMaker
 from reticent.demo.letters import generate_letters
 from reticent.errors import CorpusError
-from reticent.evaluation.grid_data import TextMaker
+from reticent.text.formats import read_rows
 
 WIKITEXT_HUB = "Salesforce/wikitext"
 WIKITEXT_FILE = "wikitext-103-raw-v1/train-00000-of-00002.parquet"
@@ -18,7 +18,7 @@ _HEADING = re.compile(r" = [^=].* = \s*")
 
 
 def makers(data_folder: Path) -> Mapping[str, TextMaker]:
-    """What makes texts, by the name that a `DataSetChoice` gives.
+    """Makers of texts, by the name that a `DataSetChoice` gives.
 
     Args:
         data_folder: where `WIKITEXT_FILE` is looked for before it is fetched from the hub.

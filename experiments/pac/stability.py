@@ -1,11 +1,11 @@
-"""How often all worlds agree, and how much of their probability the public model's candidates hold."""
+"""Agreement of all worlds, and the share of their probability that the public model's candidates hold."""
 
 import sys
 
 from experiments.pac.common import Experiment, run_script
 from experiments.pac.results import Findings
-from reticent.evaluation.evaluation_report import cell
 from reticent.evaluation.stability import Stability, stability
+from reticent.reports.evaluation import cell
 from reticent.reports.model import LineChart, Series, Table
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from experiments.pac.common import Experiment, run_script
 from experiments.pac.operating_point import OperatingPoint, write_operating_point
 from experiments.pac.results import Findings
-from reticent.adaptation.settings import worlds_that_fit
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.evaluation_report import cell
-from reticent.evaluation.text_means import Mean, Record
 from reticent.evaluation.utility import Utility, UtilityRow, UtilitySettings, utility
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
+from reticent.reports.evaluation import cell
 from reticent.reports.model import LineChart, Series, Table
+from reticent.stats.means import Mean, Record
+from reticent.training.settings import worlds_that_fit
 
 RULE = (
     "largest accuracy of the Gaussian release of Gumbel votes at the smallest budget on validation texts, over "
@@ -43,7 +43,7 @@ class Point:
 
 
 class SweepRow(Record):
-    """What one run is worth on validation texts, for each decoder.
+    """The worth of one run on validation texts, for each decoder.
 
     Attributes:
         factor: what differs from the centre.
@@ -144,16 +144,18 @@ def _row(experiment: Experiment, point: Point) -> SweepRow:
         tokens_trained=corpus.num_tokens * point.epochs * point.num_worlds // 2,
         unanimity={name: result.unanimity for name, result in found.items()},
         gain={name: result.gain for name, result in found.items()},
-        accuracy={name: _released(result, ReleaseLaw.GAUSSIAN).accuracy for name, result in found.items()},
-        kept={name: _kept(result) for name, result in found.items()},
+        accuracy={
+            name: _find_release_row(result, ReleaseMechanism.GAUSSIAN).accuracy for name, result in found.items()
+        },
+        kept={name: _shares_kept(result) for name, result in found.items()},
     )
 
 
-def _released(result: Utility, law: ReleaseLaw) -> UtilityRow:
+def _find_release_row(result: Utility, law: ReleaseMechanism) -> UtilityRow:
     return next(row for row in result.rows if row.method == law.value)
 
 
-def _kept(result: Utility) -> dict[str, Mean | None]:
+def _shares_kept(result: Utility) -> dict[str, Mean | None]:
     methods = ("gaussian", "mixture", "plurality", "full-data")
     return {row.method: row.kept for row in result.rows if row.method in methods}
 

@@ -5,12 +5,12 @@ import sys
 from experiments.pac.common import Experiment, run_script
 from experiments.pac.results import Findings
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.evaluation_report import budget_text, cell, utility_table
 from reticent.evaluation.fidelity import Fidelity, fidelity
-from reticent.evaluation.text_means import Mean
 from reticent.evaluation.utility import Utility, UtilityRow, UtilitySettings, utility
 from reticent.evaluation.verdict import verdict_warnings
+from reticent.reports.evaluation import budget_text, cell, utility_table
 from reticent.reports.model import Block, LineChart, Series, Table
+from reticent.stats.means import Mean
 
 
 def measure(experiment: Experiment) -> Findings:

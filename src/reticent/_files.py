@@ -62,7 +62,7 @@ def fsync_directory(folder: Path) -> None:
 
 
 def is_open_as(path: Path, descriptor: int) -> bool:
-    """Whether a path still names the file that a descriptor has open."""
+    """True if a path still names the file that a descriptor has open."""
     mine = os.fstat(descriptor)
     try:
         there = path.stat()

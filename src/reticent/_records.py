@@ -1,4 +1,4 @@
-"""What every folder of results records alike: the versions that made it, and the hashes of its files."""
+"""Records that every folder of results keeps alike: the versions that made it, and the hashes of its files."""
 
 from collections.abc import Mapping
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""How settings that pydantic checks are refused."""
+"""Refusals of settings that pydantic checks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -32,12 +32,12 @@ class WorkFolder:
 
     @property
     def working_files(self) -> Path:
-        """Where an interrupted piece of work keeps what it resumes from."""
+        """The folder in which interrupted work keeps what it resumes from."""
         return self.out / "training"
 
     @property
     def is_finished(self) -> bool:
-        """Whether the work is complete."""
+        """True if the work is complete."""
         return (self.out / self.last_file).is_file()
 
     def check_free(self, resume: bool) -> None:
@@ -61,7 +61,7 @@ class WorkFolder:
         elif not self.out.is_dir() or not self._is_blank():
             raise OutputExistsError(f"{self.out} exists and is not an unfinished {self.what}; choose another --out")
 
-    def begun_with(self) -> dict[str, Any] | None:
+    def read_request(self) -> dict[str, Any] | None:
         """The request that unfinished work was begun with; None where none was begun."""
         path = self.working_files / REQUEST_NAME
         return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else None
@@ -73,7 +73,7 @@ class WorkFolder:
             RunDirectoryError: it was begun with another request.
             StorageError: it cannot be written.
         """
-        begun = self.begun_with()
+        begun = self.read_request()
         if begun is not None:
             self.check_same(begun, request, "begun")
             return
@@ -103,7 +103,7 @@ class WorkFolder:
             unfinished.unlink(missing_ok=True)
 
     def _is_blank(self) -> bool:
-        """Whether the folder is empty, or holds but what is left of work killed before its request was on disk."""
+        """True if the folder is empty, or holds but what is left of work killed before its request was on disk."""
         started = self.working_files
         return all(path == started or path.match(f".{REQUEST_NAME}.*.tmp") for path in self.out.rglob("*"))
 

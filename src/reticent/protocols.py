@@ -27,10 +27,10 @@ class Context(Protocol):
 C = TypeVar("C", bound=Context)
 
 
-Choose = Callable[[int, int, NDArray[np.float32]], int]
+ChooseDraft = Callable[[int, int, NDArray[np.float32]], int]
 """(number of the context, tokens guessed before, public logits float32[V]) -> the token guessed."""
 
-Guesses = Sequence[Sequence[int]]
+DraftTokens = Sequence[Sequence[int]]
 """For each context the tokens that may follow the one it gets."""
 
 
@@ -75,8 +75,8 @@ class Ensemble(Protocol[C]):
 class DraftingEnsemble(Ensemble[C], Protocol[C]):
     """An ensemble that can compute guessed tokens ahead, in the step of the token before them."""
 
-    def foresees(self, context: C, token: int) -> bool:
-        """Whether the token is the next one guessed, so that appending it needs no computation."""
+    def has_draft(self, context: C, token: int) -> bool:
+        """True if the token is the next one guessed, so that appending it needs no computation."""
         ...
 
     def draft(
@@ -84,9 +84,9 @@ class DraftingEnsemble(Ensemble[C], Protocol[C]):
         contexts: Sequence[C],
         tokens: Sequence[int],
         counts: Sequence[int],
-        choose: Choose,
+        choose: ChooseDraft,
     ) -> list[list[int]]:
-        """What the public model alone would go on with after the next token of each context.
+        """Draft tokens with the public model alone, to follow the next token of each context.
 
         Args:
             contexts: which; not extended.
@@ -96,7 +96,7 @@ class DraftingEnsemble(Ensemble[C], Protocol[C]):
         """
         ...
 
-    def extend(self, contexts: Sequence[C], tokens: Sequence[int], guesses: Guesses | None = None) -> None:
+    def extend(self, contexts: Sequence[C], tokens: Sequence[int], guesses: DraftTokens | None = None) -> None:
         """Append one token to each context, all in one step, and compute what follows if guesses come true."""
         ...
 
@@ -104,7 +104,7 @@ class DraftingEnsemble(Ensemble[C], Protocol[C]):
 class ServedEnsemble(DraftingEnsemble[C], Protocol[C]):
     """An ensemble that also reads prompts in parts, so that others can decode in between."""
 
-    def opening(self, prompt: Sequence[int]) -> Generator[None, None, C]:
+    def prefill_in_parts(self, prompt: Sequence[int]) -> Generator[None, None, C]:
         """`open`, yielding between parts of the work; the context is what the generator returns.
 
         How many parts there are is a function of the prompt's length alone.
@@ -114,7 +114,7 @@ class ServedEnsemble(DraftingEnsemble[C], Protocol[C]):
 
 @dataclass(frozen=True, eq=False)
 class TokenSignals:
-    """What one model says about one text, per scored token; all an attack ever sees of a model. T scored tokens.
+    """Signals of one model for one text, per scored token; all an attack ever sees of a model. T scored tokens.
 
     A source that shows no distribution over the vocabulary (a remote endpoint) has NaN in `mu`, `sigma2` and
     `entropy`, and -1 in `rank` where the token's place is not known.
@@ -148,7 +148,7 @@ class TokenSignals:
 
     @property
     def top1_match(self) -> NDArray[np.bool_]:
-        """Whether the token was the model's most likely one, bool[T]; meaningless where the rank is not known."""
+        """True if the token was the model's most likely one, bool[T]; meaningless where the rank is not known."""
         matches: NDArray[np.bool_] = self.rank == 0
         return matches
 
@@ -167,7 +167,7 @@ class Scorer(Protocol):
 
     @property
     def is_white_box(self) -> bool:
-        """Whether the model's parameters are at hand, for attacks that need its gradients."""
+        """True if the model's parameters are at hand, for attacks that need its gradients."""
         ...
 
     def score(self, texts: Sequence[str]) -> list[TokenSignals | None]:
@@ -176,7 +176,7 @@ class Scorer(Protocol):
 
 
 class Progress(Protocol):
-    """Where long work reports what it does."""
+    """A sink for the progress of long work."""
 
     def note(self, line: str) -> None:
         """Say one thing worth knowing."""

@@ -1,4 +1,4 @@
-"""Where randomness comes from: secret noise on one side, public coins on the other.
+"""Sources of randomness: secret noise on one side, public coins on the other.
 
 The two streams never meet. The secret S and the mechanism's noise come from a `NoiseSource`; in a deployment that is
 `SystemNoise`, which reads the operating system's generator and cannot be seeded. The decoder's coins come from

@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks import concurrency, report
 from benchmarks.timing import Paired
 from benchmarks.workspace import SMOKE, Workspace
-from reticent.ensemble.engine import Engine, EngineContext
+from reticent.engine.engine import Engine, EngineContext
 
 STEPS = 5
 POINTS = [(worlds, requests, context) for worlds in (2, 3) for context in (16, 40) for requests in (1, 2, 4)]

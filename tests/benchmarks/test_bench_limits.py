@@ -9,9 +9,9 @@ from tiny_models import build_tiny_model
 
 from benchmarks.limits import StepShape, step_ms
 from benchmarks.machine import Machine
-from reticent.ensemble.adapters import StackedAdapters, select_modules
-from reticent.ensemble.architecture import Architecture
-from reticent.ensemble.reading import read_architecture
+from reticent.layers.adapters import StackedAdapters, select_modules
+from reticent.models.architecture import Architecture
+from reticent.models.families import read_architecture
 
 WORLDS, RANK = 4, 2
 COMPUTING = Machine(step_flops=1e3, many_flops=1e3, bytes_read=math.inf, bytes_hashed=1.0)

@@ -15,8 +15,8 @@ from benchmarks import decoding, release, report
 from benchmarks import main as harness
 from benchmarks.parity import few_worlds, likeliest
 from benchmarks.timing import Paired
-from reticent.adaptation import memory
-from reticent.ensemble.engine import Engine
+from reticent import _memory as memory
+from reticent.engine.engine import Engine
 from reticent.ledger.store import Ledger
 from reticent.server import stepping
 

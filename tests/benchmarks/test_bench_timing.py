@@ -34,7 +34,7 @@ def test_the_steps_that_count_have_the_stated_context_on_average(
 ) -> None:
     workspace = Workspace(str(tiny_llama_folder), torch.float32, torch.device("cpu"), Sizes(), tmp_path)
     length = len(decoding.start_of(workspace, pairs, warmup, run))
-    counted, counting, genuine = [], False, timing.elapsed_ms
+    counted, counting, genuine = [], False, timing.measure_ms
 
     def step() -> None:
         nonlocal length
@@ -49,7 +49,7 @@ def test_the_steps_that_count_have_the_stated_context_on_average(
         counting = False
         return took
 
-    monkeypatch.setattr(timing, "elapsed_ms", elapsed)
+    monkeypatch.setattr(timing, "measure_ms", elapsed)
     timing.interleaved(step, lambda: None, pairs, warmup, run=run)
     assert len(counted) == pairs * run
     assert np.mean(counted) == pytest.approx(Sizes().context, abs=0.5)

@@ -9,7 +9,7 @@ import torch
 from benchmarks import training
 from benchmarks.parity import ParityError
 from benchmarks.workspace import SMOKE, Workspace
-from reticent.ensemble.batched import _AdaptedLinear
+from reticent.layers.adapted_linear import _AdaptedLinear
 
 
 def small_workspace(folder: Path, scratch: Path, dtype: torch.dtype = torch.float32) -> Workspace:

@@ -6,9 +6,9 @@ import json
 import pytest
 from tiny_models import save_tiny_model
 
-from reticent.adaptation.settings import Technique
 from reticent.cli import adapt as adapt_command
 from reticent.cli import main as cli
+from reticent.training.settings import Technique
 
 TEXTS = [f"patient number {n} came with complaint {n * n} and left" for n in range(10)]
 SMALL = ["--max-tokens", "24", "--rank", "2", "--batch-size", "4", "--learning-rate", "0.01"]
@@ -106,7 +106,7 @@ def test_privacy_is_stated_with_its_accountant(capsys, command):
 
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_an_interruption_says_how_to_resume(interrupted, capsys, command, monkeypatch, tmp_path):
-    from reticent.adaptation import single_training
+    from reticent.training import single_training
 
     if interrupted:
         backward = single_training.MeanGradients.backward

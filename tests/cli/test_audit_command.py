@@ -15,7 +15,7 @@ import pytest
 from tiny_models import save_tiny_model
 
 from reticent.cli import main as cli
-from reticent.corpus import text_hash
+from reticent.text.corpus import text_hash
 
 
 def invented(count, seed):

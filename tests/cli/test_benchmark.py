@@ -3,8 +3,8 @@ import json
 import pytest
 from small_grids import distinct_texts
 
+from reticent.benchmark.settings import read_grid
 from reticent.cli.main import main
-from reticent.evaluation.grid_settings import read_grid
 
 GRID = """
 name = "two"
@@ -90,6 +90,6 @@ def test_an_interruption_says_how_to_go_on(grid, tmp_path, capsys, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("reticent.evaluation.grid_cell.run_cell", interrupt)
+    monkeypatch.setattr("reticent.benchmark.cell.run_cell", interrupt)
     assert main(["benchmark", grid(), "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err

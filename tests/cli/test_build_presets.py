@@ -5,8 +5,8 @@ import json
 import pytest
 from tiny_models import save_tiny_model
 
-from reticent.adaptation.presets import PRESETS, Preset
 from reticent.cli import main as cli
+from reticent.training.presets import PRESETS, Preset
 
 
 @pytest.fixture(scope="module")

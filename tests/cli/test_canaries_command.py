@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import save_tiny_model
 
-from reticent.audit.canaries import read_canaries
+from reticent.auditing.canaries.planting import read_canaries
 from reticent.cli import main as cli
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from reticent.cli.deployment import run_id
 from reticent.cli.main import main
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.randomness import SystemNoise
 

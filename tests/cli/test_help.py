@@ -5,8 +5,8 @@ import re
 import pytest
 from typer.main import get_command
 
-from reticent.audit.attacks.registry import ATTACKS
-from reticent.audit.canaries import CanaryKind
+from reticent.auditing.attacks.registry import ATTACKS
+from reticent.auditing.canaries.planting import CanaryKind
 from reticent.cli import audit, canaries, evaluate
 from reticent.cli import main as cli
 from reticent.evaluation.run_evaluation import Study

@@ -6,7 +6,7 @@ from sqlalchemy import create_engine, text
 
 from reticent.cli.deployment import run_id
 from reticent.cli.main import main
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.pac.bounds import attack_success
 from reticent.pac.curator import Ballot

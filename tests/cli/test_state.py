@@ -6,7 +6,7 @@ import typer
 
 from reticent.cli.deployment import run_id
 from reticent.cli.main import main
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED
 from reticent.randomness import SystemNoise

@@ -140,7 +140,7 @@ def test_shapes_that_disagree_are_refused():
         ("num_candidates", 0),
         ("num_candidates", 2.0),
         ("decoder", "beam"),
-        ("release_law", "laplace"),
+        ("release_mechanism", "laplace"),
     ],
 )
 def test_settings_outside_their_range_are_refused(field, value):

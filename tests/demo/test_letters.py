@@ -8,10 +8,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from reticent.corpus import Record, group_units, read_corpus
 from reticent.demo import phrases
 from reticent.demo.letters import generate_letters, write_letters
 from reticent.errors import InvalidValueError, OutputExistsError, ReticentError
+from reticent.text.corpus import TextRecord, group_units, read_corpus
 
 pytest.importorskip("faker")
 
@@ -80,9 +80,9 @@ def test_letters_are_of_letter_length_and_varied(letters):
 
 
 def test_ordinary_letters_are_not_near_duplicates_of_each_other(letters):
-    units = group_units([Record(letter.text, letter.id, "") for letter in letters])
+    units = group_units([TextRecord(letter.text, letter.id, "") for letter in letters])
     assert units.merged == 0
-    by_patient = group_units([Record(letter.text, letter.patient, "") for letter in letters])
+    by_patient = group_units([TextRecord(letter.text, letter.patient, "") for letter in letters])
     assert by_patient.num_units == len({letter.patient for letter in letters})
 
 

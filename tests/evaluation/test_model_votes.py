@@ -5,14 +5,14 @@ import pytest
 import torch
 from tiny_models import build_tiny_model
 
+from experiments.studies.model_votes import votes_of_model
 from reticent.decoding.votes import Decoder
-from reticent.ensemble.adapters import StackedAdapters, select_modules
-from reticent.ensemble.forward import batched_decoder
-from reticent.ensemble.teacher_forced import TeacherForcing
+from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import InvalidValueError
-from reticent.evaluation.model_votes import votes_of_model
 from reticent.evaluation.vote_casting import VoteSettings, votes_of_text
-from reticent.evaluation.vote_tensor import concatenated
+from reticent.evaluation.vote_tensor import concatenate
+from reticent.layers.adapters import StackedAdapters, select_modules
+from reticent.layers.forward import batched_decoder
 from reticent.randomness import PublicCoins
 
 TEXTS = [[11, 200, 3, 77, 42, 9], [5, 250, 9], [33, 11, 8, 140, 99, 98, 97, 1, 2]]
@@ -31,7 +31,7 @@ def tensor(model):
     down = {m.path: 0.3 * torch.randn(2, 2, m.in_features) for m in modules}
     up = {m.path: 0.3 * torch.randn(2, m.out_features, 2) for m in modules}
     forcing = TeacherForcing(decoder, StackedAdapters(down, up, alpha=4.0))
-    return concatenated(
+    return concatenate(
         [votes_of_text(forcing, tokens, PublicCoins.from_seed(5, i), SETTINGS) for i, tokens in enumerate(TEXTS)]
     )
 

@@ -14,10 +14,10 @@ from reticent.evaluation.batch_mechanisms import (
 )
 from reticent.evaluation.divergence import phi
 from reticent.evaluation.session_batch import SessionBatch, secret_indices
-from reticent.pac import _divergence
+from reticent.pac import divergence as _divergence
 from reticent.pac.calibration import calibrate
 from reticent.pac.curator import Curator, CuratorState
-from reticent.pac.mechanism import GaussianMechanism, log_likelihood, noise_covariance
+from reticent.pac.gaussian import GaussianMechanism, log_likelihood, noise_covariance
 from reticent.pac.mixture import MixtureMechanism, mixture_information_nats, mixture_log_likelihood
 from reticent.randomness import SeededNoise
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hand_made_votes import random_tensor, tensor_of
-from pac.pac_oracles import vector_information
+from pac_oracles import vector_information
 
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
@@ -19,13 +19,13 @@ from reticent.evaluation.sessions import (
     simulate_sessions,
     worlds_named,
 )
-from reticent.evaluation.text_means import TextSpans
 from reticent.pac.calibration import calibrate
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.pac.mixture import MixtureMechanism, mixture_information_nats
+from reticent.stats.means import TextSpans
 from reticent.worlds.assignment import membership_matrix
 
-GUMBEL, GAUSSIAN = Decoder.GUMBEL, ReleaseLaw.GAUSSIAN
+GUMBEL, GAUSSIAN = Decoder.GUMBEL, ReleaseMechanism.GAUSSIAN
 
 
 def outcomes_of(weights, secrets, budget=0.1, tokens=10):
@@ -50,8 +50,8 @@ def test_one_release_leaks_what_quadrature_says():
 
     mixture = MixtureMechanism(0.2).calibrate(np.array([2, 1, 3]) / 6)
     exact = mixture_information_nats(mixture.vote_weights, mixture.keep_probability)
-    outcomes = simulate_sessions(tensor, GUMBEL, ReleaseLaw.MIXTURE, 0.2, settings)
-    nats = leakage(outcomes, GUMBEL, ReleaseLaw.MIXTURE).information_nats
+    outcomes = simulate_sessions(tensor, GUMBEL, ReleaseMechanism.MIXTURE, 0.2, settings)
+    nats = leakage(outcomes, GUMBEL, ReleaseMechanism.MIXTURE).information_nats
     assert nats.value == pytest.approx(exact, abs=4 * nats.standard_error)
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hand_made_votes import random_tensor, tensor_of
 
-from reticent.baselines.controls import Control
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
+from reticent.evaluation.controls import Control
 from reticent.evaluation.free_running import NothingKept
 from reticent.evaluation.utility import Utility, UtilitySettings, utility
 from reticent.pac.curator import Curator, CuratorState
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.pac.posterior import Posterior
 from reticent.randomness import SeededNoise
 
@@ -38,7 +38,7 @@ def test_two_way_votes_at_a_tiny_budget_are_fair_coins(one_against):
     votes[:, :one_against] = 2
     tensor = tensor_of(votes, [1] * 300, [0] * 300, lengths=[100] * 3)
     result = utility(tensor, Decoder.GUMBEL, UtilitySettings(budgets=(TINY,), num_sessions=24))
-    gaussian, mixture = (result.row(law.value, TINY) for law in ReleaseLaw)
+    gaussian, mixture = (result.row(law.value, TINY) for law in ReleaseMechanism)
     tolerance = 5 * 0.5 / np.sqrt(300 * 24)
     assert gaussian.flips.value == pytest.approx(0.5, abs=tolerance)
     assert gaussian.accuracy.value == pytest.approx(0.5, abs=tolerance)

@@ -7,15 +7,15 @@ import pytest
 from rounding import assert_largest, decided_votes
 from tiny_models import build_tiny_model
 
-from reticent.decoding.decoder import cast_votes
+from reticent.decoding.generate import cast_votes
 from reticent.decoding.votes import Decoder, DecodingSettings
-from reticent.ensemble.adapters import StackedAdapters, select_modules
-from reticent.ensemble.engine import Engine
-from reticent.ensemble.forward import batched_decoder
-from reticent.ensemble.teacher_forced import TeacherForcing
+from reticent.engine.engine import Engine
+from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import InvalidValueError, OutputExistsError, RunDirectoryError
 from reticent.evaluation.vote_casting import CastingRequest, VoteSettings, cast_vote_tensor, load_votes
-from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenated
+from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenate
+from reticent.layers.adapters import StackedAdapters, select_modules
+from reticent.layers.forward import batched_decoder
 from reticent.randomness import PublicCoins
 
 WORLDS = 4
@@ -188,6 +188,6 @@ def test_only_votes_of_one_kind_are_joined(parts, forcing, tmp_path):
     with_full = cast_vote_tensor(forcing, request(tmp_path / "one"), SETTINGS, Progress())
     without = cast_vote_tensor(TeacherForcing(*parts[:2]), request(tmp_path / "two"), SETTINGS, Progress())
     with pytest.raises(InvalidValueError, match="settings"):
-        concatenated([with_full, without])
+        concatenate([with_full, without])
     with pytest.raises(InvalidValueError, match="at least one text"):
-        concatenated([])
+        concatenate([])

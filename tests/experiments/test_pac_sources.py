@@ -13,9 +13,9 @@ from experiments.pac import sources
 from experiments.pac.common import experiment_of
 from experiments.pac.operating_point import OperatingPoint, read_operating_point, write_operating_point
 from experiments.pac.settings import LOCAL, PAPER, SETTINGS, Domain, Size, TextCounts
-from reticent.adaptation.presets import PRESETS, Preset
 from reticent.errors import CorpusError, RunDirectoryError
-from reticent.models import resolve_base_model
+from reticent.models.base import resolve_base_model
+from reticent.training.presets import PRESETS, Preset
 
 
 class Silent:

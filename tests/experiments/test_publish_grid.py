@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from experiments.privauditor.publish import main
-from reticent.audit.results import Estimate
+from reticent.auditing.results import Estimate
 from reticent.reports.model import HeatMap, Paragraph, Report, Section, Table
 from reticent.reports.render import write_report
 

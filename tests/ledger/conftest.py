@@ -1,6 +1,6 @@
 import pytest
 
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 
 
 @pytest.fixture

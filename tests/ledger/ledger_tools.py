@@ -7,7 +7,7 @@ import numpy as np
 from sqlalchemy import text
 
 from reticent.ledger.database import Database
-from reticent.ledger.reading import LedgerReader
+from reticent.ledger.reader import LedgerReader
 from reticent.ledger.store import Ledger
 from reticent.pac.curator import Ballot, Curator, CuratorState
 from reticent.randomness import SystemNoise
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[4:]
 from ledger_tools import open_ledger
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 with open_ledger(Path(sys.argv[1]), Keyring(Path(sys.argv[2]), {}), sys.argv[3] if sys.argv[3] != "-" else None):
     print("held", flush=True)
     sys.stdin.read()

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ledger_tools import ReplayableNoise, ballot, open_ledger
 
 from reticent.ledger.database import Database
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 
 
 def release_for_ever(run_dir, keyring, url, running):

@@ -14,9 +14,9 @@ from sqlalchemy import text
 from reticent.errors import DeploymentStateError, StorageError
 from reticent.ledger import schema
 from reticent.ledger.database import Database
-from reticent.ledger.mark import Mark, read_mark
-from reticent.ledger.secret import Keyring
-from reticent.ledger.voiding import is_copy, void_ledger
+from reticent.ledger.high_water_mark import Mark, read_mark
+from reticent.ledger.keys import Keyring
+from reticent.ledger.reset import is_copy, void_ledger
 
 
 @pytest.fixture

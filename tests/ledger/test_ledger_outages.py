@@ -11,8 +11,8 @@ from ledger_tools import BUDGET, assert_same, copied, open_ledger, put_back, rea
 from postgresql_proxy import Proxy
 
 from reticent.errors import DeploymentStateError, StorageError
-from reticent.ledger import mark as mark_module
-from reticent.ledger.secret import Keyring
+from reticent.ledger import high_water_mark as mark_module
+from reticent.ledger.keys import Keyring
 from reticent.pac.accounting import charge_units
 
 

@@ -9,7 +9,7 @@ from ledger_tools import HOLDER, assert_same, open_ledger, read_ledger, release
 from reticent.errors import DeploymentStateError, StorageError
 from reticent.ledger.database import Database
 from reticent.ledger.lock import RunLock
-from reticent.ledger.voiding import void_ledger
+from reticent.ledger.reset import void_ledger
 
 
 def test_a_second_process_is_turned_away_and_may_still_look(run_dir, keyring, url):

@@ -57,7 +57,7 @@ def test_a_full_disk_is_not_healthy_before_any_commit_fails(small_disk, keyring)
 
 
 def test_the_disk_of_the_mark_counts_too(small_disk, run_dir, url):
-    from reticent.ledger.secret import Keyring
+    from reticent.ledger.keys import Keyring
 
     with open_ledger(run_dir, Keyring(small_disk / "keys", {}), url) as ledger:
         assert ledger.healthy()

@@ -23,8 +23,8 @@ from ledger_tools import (
 from reticent.errors import BudgetExhaustedError, DeploymentStateError, InvalidValueError, StorageError
 from reticent.ledger import opening, schema
 from reticent.ledger.database import Database
-from reticent.ledger.secret import Keyring
-from reticent.ledger.voiding import void_ledger
+from reticent.ledger.keys import Keyring
+from reticent.ledger.reset import void_ledger
 from reticent.pac.accounting import cap_units, charge_units, units_to_nats
 from reticent.pac.curator import CuratorState, ReleaseRecord
 from reticent.randomness import SeededNoise, SystemNoise

@@ -8,8 +8,8 @@ from ledger_tools import copied, only, open_ledger, put_back, read_ledger, relea
 
 from reticent.errors import DeploymentStateError
 from reticent.ledger.database import Database
-from reticent.ledger.secret import Keyring
-from reticent.ledger.voiding import void_ledger
+from reticent.ledger.keys import Keyring
+from reticent.ledger.reset import void_ledger
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from reticent.errors import InvalidValueError
 from reticent.pac.calibration import active_votes, calibrate, vote_weights
-from reticent.pac.mechanism import GaussianMechanism, gaussian_bound_nats, log_likelihood, noise_covariance
+from reticent.pac.gaussian import GaussianMechanism, gaussian_bound_nats, log_likelihood, noise_covariance
 from reticent.pac.posterior import Posterior
 
 masses = st.integers(2, 9).flatmap(

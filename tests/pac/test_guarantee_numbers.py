@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pac_oracles import two_way_token_law
 
+from experiments.studies.channel import token_channel
 from reticent.cli.output import percent_at_most
 from reticent.pac.bounds import attack_success
 from reticent.pac.calibration import calibrate
-from reticent.pac.channel import token_channel
 from reticent.worlds.assignment import membership_matrix
 
 GUARANTEE = Path(__file__).parents[2] / "docs" / "guarantee.md"

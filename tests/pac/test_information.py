@@ -21,7 +21,7 @@ from pac_oracles import (
 from scipy import stats
 
 from reticent.pac.calibration import active_votes, calibrate, vote_weights
-from reticent.pac.mechanism import GaussianMechanism, gaussian_bound_nats, log_likelihood, noise_covariance
+from reticent.pac.gaussian import GaussianMechanism, gaussian_bound_nats, log_likelihood, noise_covariance
 from reticent.pac.posterior import Posterior
 
 PAPER_BUDGET = 2.0**-32

@@ -20,12 +20,12 @@ from reticent.errors import BudgetExhaustedError, InvalidValueError
 from reticent.pac.accounting import cap_units, charge_units
 from reticent.pac.calibration import active_votes, vote_weights
 from reticent.pac.curator import Curator, CuratorState
-from reticent.pac.laws import ReleaseLaw, mechanism_for
-from reticent.pac.mechanism import log_likelihood
+from reticent.pac.gaussian import log_likelihood
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.pac.mixture import mixture_log_likelihood
 from reticent.pac.posterior import Posterior
 
-LAWS = list(ReleaseLaw)
+LAWS = list(ReleaseMechanism)
 BUDGET = 0.05
 
 each_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.value)
@@ -45,7 +45,7 @@ class Channel:
 
 def channel_of(law, calibration, step=0.1):
     votes = np.arange(calibration.num_active)
-    if law is ReleaseLaw.MIXTURE:
+    if law is ReleaseMechanism.MIXTURE:
         updates = [mixture_log_likelihood(calibration, votes, token) for token in votes]
         return Channel(mixture_law(calibration.vote_weights, calibration.keep_probability), np.array(updates).T, votes)
     assert votes.size == 2
@@ -74,7 +74,7 @@ def curator_of(law, num_worlds=4, *, secret=0, weights=None, total_budget=None, 
     curator = Curator.for_experiments(CuratorState(secret, posterior.log_weights, cap_units=cap), store, noise)
 
     def release(votes, budget=BUDGET):
-        return curator.release(np.array(votes), budget, request="r", step=0, release_law=law)
+        return curator.release(np.array(votes), budget, request="r", step=0, release_mechanism=law)
 
     return curator, store, noise, release
 
@@ -241,30 +241,30 @@ def adaptive_information(law, num_worlds, budget, steps, remembers):
 @pytest.mark.parametrize("budget", [0.3, 0.02, 2.0**-12])
 @pytest.mark.parametrize("num_worlds", [4, 6])
 def test_adaptive_steps_of_the_mixture_compose_by_exact_sums(budget, num_worlds):
-    total = adaptive_information(ReleaseLaw.MIXTURE, num_worlds, budget, 5, remembers=True)
+    total = adaptive_information(ReleaseMechanism.MIXTURE, num_worlds, budget, 5, remembers=True)
     if 5 * budget < math.log(2):
         assert total == pytest.approx(5 * budget, rel=1e-8), "each of the five charges is used in full"
     assert total <= 5 * budget * (1 + 1e-9)
 
 
 def test_adaptive_steps_of_the_gaussian_compose_by_quadrature():
-    total = adaptive_information(ReleaseLaw.GAUSSIAN, 4, 0.02, 2, remembers=True)
+    total = adaptive_information(ReleaseMechanism.GAUSSIAN, 4, 0.02, 2, remembers=True)
     assert 0.95 * 0.04 < total <= 0.04
 
 
 def test_a_reset_posterior_is_flagged_for_the_mixture():
     """Noise calibrated to a belief that has moved on: more than was charged."""
-    assert adaptive_information(ReleaseLaw.MIXTURE, 8, 0.02, 7, remembers=False) > 1.05 * 7 * 0.02
-    assert adaptive_information(ReleaseLaw.MIXTURE, 8, 0.02, 7, remembers=True) <= 7 * 0.02 * (1 + 1e-9)
+    assert adaptive_information(ReleaseMechanism.MIXTURE, 8, 0.02, 7, remembers=False) > 1.05 * 7 * 0.02
+    assert adaptive_information(ReleaseMechanism.MIXTURE, 8, 0.02, 7, remembers=True) <= 7 * 0.02 * (1 + 1e-9)
 
 
 @each_law
 def test_a_deployment_may_change_its_law_and_goes_on_with_one_posterior(law):
     curator, _, _, release = curator_of(law, num_worlds=4)
-    other = ReleaseLaw.GAUSSIAN if law is ReleaseLaw.MIXTURE else ReleaseLaw.MIXTURE
+    other = ReleaseMechanism.GAUSSIAN if law is ReleaseMechanism.MIXTURE else ReleaseMechanism.MIXTURE
     release([1, 2, 1, 2])
     between = curator.state.log_posterior
-    curator.release(np.array([1, 2, 2, 2]), BUDGET, request="r", step=1, release_law=other)
+    curator.release(np.array([1, 2, 2, 2]), BUDGET, request="r", step=1, release_mechanism=other)
     change = curator.state.log_posterior - between
     assert change[1] == pytest.approx(change[2], rel=1e-12)
     assert abs(change[0] - change[1]) > 1e-3

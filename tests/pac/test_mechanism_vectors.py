@@ -9,7 +9,7 @@ from pac_oracles import FixedNormals, token_information, two_way_token_law, vect
 from scipy import stats
 
 from reticent.pac.calibration import active_votes, vote_weights
-from reticent.pac.mechanism import GaussianMechanism, gaussian_bound_nats, log_likelihood, noise_covariance
+from reticent.pac.gaussian import GaussianMechanism, gaussian_bound_nats, log_likelihood, noise_covariance
 from reticent.pac.posterior import Posterior
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "mechanism.json").read_text())["mechanism"]

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from reticent.errors import InvalidValueError
 from reticent.pac.calibration import vote_weights
-from reticent.pac.mechanism import GaussianMechanism
+from reticent.pac.gaussian import GaussianMechanism
 from reticent.pac.posterior import Posterior
 from reticent.randomness import SeededNoise
 

@@ -12,7 +12,7 @@ from reticent.errors import InvalidValueError
 from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.pac.bounds import plan
 from reticent.pac.curator import Curator, CuratorState
-from reticent.pac.laws import ReleaseLaw, mechanism_for
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.randomness import SeededNoise
 
 
@@ -31,8 +31,8 @@ PLACES = {
     "plan": lambda budget: plan(tokens=1, step_budget=budget),
     "settings": lambda budget: DecodingSettings(Decoder.GREEDY, budget),
     "curator": release,
-    **{f"mechanism {law}": lambda budget, law=law: mechanism_for(law, budget) for law in ReleaseLaw},
-    **{f"batch {law}": lambda budget, law=law: batch_mechanism(law, budget) for law in ReleaseLaw},
+    **{f"mechanism {law}": lambda budget, law=law: mechanism_for(law, budget) for law in ReleaseMechanism},
+    **{f"batch {law}": lambda budget, law=law: batch_mechanism(law, budget) for law in ReleaseMechanism},
 }
 
 

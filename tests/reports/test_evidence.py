@@ -1,7 +1,7 @@
 import pytest
 from sample_audits import sample_attack, sample_audit
 
-from reticent.audit.metrics import unavailable_rate
+from reticent.auditing.metrics import unavailable_rate
 from reticent.reports.evidence import evidence_section, findings, lowest_reportable_fpr, texts_needed
 from reticent.reports.model import Table
 

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from sample_audits import HOSTILE, estimate, sample_attack, sample_audit
 
-from reticent.audit.results import AuditResult
+from reticent.auditing.results import AuditResult
 from reticent.errors import StorageError
-from reticent.reports.audit_report import audit_report
+from reticent.reports.audit import audit_report
 from reticent.reports.model import Report, Section, Table
 from reticent.reports.render import cell_text, render_audit, render_csv, render_html, render_markdown, write_report
 

@@ -22,15 +22,15 @@ from worlds.small_runs import Silent, small_request, write_corpus
 
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ledger.api_keys import KeyTable, Scope
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.randomness import SystemNoise
 from reticent.server.app import create_app
-from reticent.server.batching import Batcher
+from reticent.server.scheduler import Batcher
 from reticent.server.service import Service, assemble
 from reticent.server.settings import Limits, OnExhausted, ServerSettings
-from reticent.worlds.building import build_run
-from reticent.worlds.collection import RunDirectory
+from reticent.worlds.build import build_run
+from reticent.worlds.run_directory import RunDirectory
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

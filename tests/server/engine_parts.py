@@ -3,7 +3,7 @@
 import threading
 
 import numpy as np
-from pac.pac_oracles import MemoryStore
+from pac_oracles import MemoryStore
 
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.pac.accounting import cap_units
@@ -41,7 +41,7 @@ class Arithmetic:
     def open(self, prompt):
         return Tokens(prompt)
 
-    def opening(self, prompt):
+    def prefill_in_parts(self, prompt):
         self.gate.wait(20)
         for _ in prompt:
             self.parts += 1

@@ -13,7 +13,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401 - imported once fo
 
 from reticent.cli import main as cli
 from reticent.server import running, service  # noqa: F401
-from reticent.worlds import collection  # noqa: F401
+from reticent.worlds import run_directory as collection  # noqa: F401
 
 torch.set_num_threads(1)
 for line in sys.stdin:

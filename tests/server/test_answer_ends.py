@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from worlds.small_runs import write_corpus
 
 from reticent.cli import main as cli
-from reticent.worlds.collection import RunDirectory
+from reticent.worlds.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")

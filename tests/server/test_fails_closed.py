@@ -13,7 +13,7 @@ from worlds.small_runs import NUM_WORLDS
 from reticent.errors import DeploymentStateError, StorageError
 from reticent.ledger.api_keys import KeyTable, Scope
 from reticent.ledger.database import Database
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.randomness import SystemNoise
 from reticent.server.auth import KeyDirectory

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from server.engine_parts import ActingAt, Arithmetic, Recorder, Tokens, finish, make_curator, make_job
 
-from reticent.server.jobs import Ending
+from reticent.server.jobs import FinishReason
 from reticent.server.turns import STEPS_PER_PART, QueueFullError, answer_to_suspend
 
 
@@ -104,7 +104,7 @@ def test_suspended_answers_go_on_where_they_were_and_no_more_contexts_are_held_t
             expected.append(int(ids[np.argmax(np.cos(ids * (alone.length % 7 + 1.0)) + job.coins.gumbel(step, 8))]))
             alone.tokens.append(expected[-1])
         assert job.sink.tokens == expected
-        assert job.sink.ending is Ending.LENGTH
+        assert job.sink.ending is FinishReason.LENGTH
     assert curator.state.tokens_released == 6 * 100 + 12 * 30
 
 
@@ -140,7 +140,7 @@ def test_a_suspended_answer_is_cancelled_at_once(started):
     other = make_job("modest", max_tokens=3, sink=ActingAt({2: leave}))
     greedy = saturate(batcher, 1, max_tokens=2000, then=lambda: batcher.submit([other]))
     finish([*greedy, other])
-    assert cancelled == [Ending.CANCELLED]
+    assert cancelled == [FinishReason.CANCELLED]
     assert 20 <= len(greedy[0].sink.tokens) < 2000
 
 
@@ -159,8 +159,8 @@ def test_a_suspended_answer_that_cannot_be_read_again_ends_alone(started):
     other = make_job("modest", max_tokens=3)
     greedy = saturate(batcher, 2, then=lambda: batcher.submit([other]))
     finish([*greedy, other])
-    assert sorted(job.sink.ending for job in greedy) == [Ending.FAULT, Ending.LENGTH]
-    assert other.sink.ending is Ending.LENGTH
+    assert sorted(job.sink.ending for job in greedy) == [FinishReason.FAULT, FinishReason.LENGTH]
+    assert other.sink.ending is FinishReason.LENGTH
     assert curator.state.tokens_released == sum(len(job.sink.tokens) for job in [*greedy, other])
 
 
@@ -176,7 +176,7 @@ def test_the_line_of_one_key_may_be_full_and_others_find_places(started):
     for number in range(3):
         batcher.submit(others[10 * number : 10 * number + 10])
     ensemble.gate.set()
-    assert {sink.ending for sink in finish(greedy + others)} == {Ending.LENGTH}
+    assert {sink.ending for sink in finish(greedy + others)} == {FinishReason.LENGTH}
 
 
 def schedule_of(batcher, observer, ensemble):

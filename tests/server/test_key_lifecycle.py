@@ -22,7 +22,7 @@ from reticent.cli.keys import _time
 from reticent.errors import DeploymentStateError, InvalidValueError, StorageError
 from reticent.ledger.api_keys import ApiKey, KeyTable, Scope, StoredKey
 from reticent.ledger.database import Database
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.ledger.usage import Spending
 from reticent.randomness import SystemNoise

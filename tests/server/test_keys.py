@@ -15,7 +15,7 @@ from reticent.cli import main as cli
 from reticent.errors import InvalidValueError
 from reticent.ledger.api_keys import KeyTable, Scope, authenticate
 from reticent.ledger.database import Database
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.pac.accounting import charge_units, units_to_nats
 from reticent.randomness import SystemNoise

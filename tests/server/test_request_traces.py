@@ -86,7 +86,7 @@ def test_what_the_engine_says_of_an_answer_has_its_requests_id(live, caplog, tmp
 
 
 class Unreadable:
-    def opening(self, prompt):
+    def prefill_in_parts(self, prompt):
         raise RuntimeError("no")
         yield
 

@@ -13,8 +13,8 @@ import httpx
 from reticent.cli import main as cli
 from reticent.cli.deployment import run_id
 from reticent.ledger.database import Database
-from reticent.ledger.reading import LedgerReader
-from reticent.ledger.secret import Keyring
+from reticent.ledger.keys import Keyring
+from reticent.ledger.reader import LedgerReader
 
 ASK = {"model": "run", "prompt": "abc"}
 

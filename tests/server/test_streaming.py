@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_models import byte_fallback_tokenizer, byte_tokenizer
 
-from reticent.decoding.text import TextDecoder
+from reticent.decoding.detokenise import TextDecoder
 from reticent.server.streaming import AnswerText, StopFilter
 
 few_letters = st.text("abc", max_size=14)

@@ -12,14 +12,14 @@ import torch
 from killing import drive
 from small_runs import Silent, small_request
 
-from reticent.adaptation.checkpoint import Checkpoint
-from reticent.corpus import group_units, read_corpus
-from reticent.ensemble.forward import batched_decoder
-from reticent.models import resolve_base_model
-from reticent.worlds import building
+from reticent.layers.forward import batched_decoder
+from reticent.models.base import resolve_base_model
+from reticent.text.corpus import group_units, read_corpus
+from reticent.training.checkpoint import TrainingCheckpoint
+from reticent.worlds import build as building
 
 torch.set_num_threads(1)
-building.Checkpoint = partial(Checkpoint, seconds_between_saves=0)  # type: ignore[misc,assignment]
+building.TrainingCheckpoint = partial(TrainingCheckpoint, seconds_between_saves=0)  # type: ignore[misc,assignment]
 
 corpus, model, *builds = sys.argv[1:]
 # What every build imports, imported once.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from small_runs import Silent, small_request, write_corpus
 
-from reticent.worlds.building import BuildRequest, build_run
+from reticent.worlds.build import BuildRequest, build_run
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from reticent.adaptation.settings import LoraSettings, TrainingSettings
-from reticent.worlds.building import BuildRequest
+from reticent.training.settings import LoraSettings, TrainingSettings
+from reticent.worlds.build import BuildRequest
 from reticent.worlds.manifest import FULL_NAME, WORLDS_NAME
 
 NUM_RECORDS = 10

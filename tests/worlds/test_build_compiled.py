@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from small_runs import Silent, assert_same_bits
 
-from reticent.adaptation import fusing
 from reticent.cli import main as cli
 from reticent.errors import InvalidValueError
-from reticent.worlds import building
-from reticent.worlds.building import BuildRequest, build_run
+from reticent.training import compilation as fusing
+from reticent.worlds import build as building
+from reticent.worlds.build import BuildRequest, build_run
 
 
 @pytest.fixture

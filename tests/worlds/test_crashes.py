@@ -10,10 +10,10 @@ from killing import killed_at
 from small_runs import Silent, assert_same_bits, small_request
 
 from reticent.errors import RunDirectoryError, StorageError
-from reticent.worlds import building
-from reticent.worlds.building import BuildRequest, build_run
-from reticent.worlds.collection import RunDirectory
+from reticent.worlds import build as building
+from reticent.worlds.build import BuildRequest, build_run
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME, WORLDS_NAME
+from reticent.worlds.run_directory import RunDirectory
 
 DRIVER = Path(__file__).with_name("build_until_killed.py")
 

@@ -13,9 +13,9 @@ from small_runs import NUM_WORLDS, Silent, small_request
 
 from reticent.errors import InvalidValueError, RunDirectoryError
 from reticent.worlds.assignment import Assignment, membership_matrix
-from reticent.worlds.building import build_run
-from reticent.worlds.collection import RunDirectory
-from reticent.worlds.peft_folders import export_world, import_worlds
+from reticent.worlds.build import build_run
+from reticent.worlds.peft_exchange import export_world, import_worlds
+from reticent.worlds.run_directory import RunDirectory
 
 
 def exported(run: RunDirectory, out: Path) -> list[Path]:

@@ -10,8 +10,8 @@ from reticent.cli.worlds import DType, UnitKey
 from reticent.errors import InterruptedRunError, InvalidValueError
 
 if TYPE_CHECKING:
-    from reticent.adaptation.adapted import AdaptedFolder, AdaptManifest
-    from reticent.adaptation.trainer import AdaptRequest
+    from reticent.training.adapted_folder import AdaptedFolder, AdaptManifest
+    from reticent.training.trainer import AdaptRequest
 
 TECHNIQUES = "full, lora, adapter-h, adapter-p, parallel, prefix, p-tuning, prompt, ia3, icl"
 
@@ -93,11 +93,11 @@ def _request(options: dict[str, Any]) -> "AdaptRequest":
         InvalidValueError: one is outside its range; the message names it.
     """
     from reticent._settings import readable_settings
-    from reticent.adaptation.settings import TechniqueSettings
-    from reticent.adaptation.single_settings import PrivacySettings, SingleTrainingSettings, SplitSettings
-    from reticent.adaptation.techniques import parse_technique
-    from reticent.adaptation.template import TextTemplate
-    from reticent.adaptation.trainer import AdaptRequest
+    from reticent.text.template import TextTemplate
+    from reticent.training.settings import TechniqueSettings
+    from reticent.training.single_settings import PrivacySettings, SingleTrainingSettings, SplitSettings
+    from reticent.training.techniques.registry import parse_technique
+    from reticent.training.trainer import AdaptRequest
 
     if (options["dp_epsilon"] is None) != (options["dp_delta"] is None):
         raise InvalidValueError("give --dp-epsilon and --dp-delta together: an ε means nothing without its δ")
@@ -107,18 +107,18 @@ def _request(options: dict[str, Any]) -> "AdaptRequest":
             rank=rank,
             alpha=2.0 * rank if options["alpha"] is None else options["alpha"],
             target_modules=tuple(name.strip() for name in modules if name.strip()),
-            **_chosen(options, "dropout", "bottleneck", "prefix_tokens", "p_tuning_tokens", "prompt_tokens"),
+            **_choose_settings(options, "dropout", "bottleneck", "prefix_tokens", "p_tuning_tokens", "prompt_tokens"),
         )
         training = SingleTrainingSettings(
             dtype=options["dtype"].value,
-            **_chosen(options, "epochs", "batch_size", "learning_rate", "seed", "gradient_checkpointing"),
+            **_choose_settings(options, "epochs", "batch_size", "learning_rate", "seed", "gradient_checkpointing"),
         )
         split = SplitSettings(
             seed=options["split_seed"],
-            **_chosen(options, "heldout_count", "heldout_fraction", "val_fraction", "demonstrations"),
+            **_choose_settings(options, "heldout_count", "heldout_fraction", "val_fraction", "demonstrations"),
         )
         template = TextTemplate(
-            text=options["template"], add_eos=options["eos"], **_chosen(options, "encoder_input", "max_tokens")
+            text=options["template"], add_eos=options["eos"], **_choose_settings(options, "encoder_input", "max_tokens")
         )
         privacy = None
         if options["dp_epsilon"] is not None:
@@ -135,13 +135,13 @@ def _request(options: dict[str, Any]) -> "AdaptRequest":
         split=split,
         training=training,
         privacy=privacy,
-        **_chosen(options, "corpus", "model", "out", "text_key", "unit_key", "limit", "device"),
+        **_choose_settings(options, "corpus", "model", "out", "text_key", "unit_key", "limit", "device"),
     )
 
 
 def _run(request: "AdaptRequest", *, resume: bool) -> "AdaptedFolder":
-    from reticent.adaptation.trainer import adapt as adapt_model
     from reticent.cli.progress import WorkProgress
+    from reticent.training.trainer import adapt as adapt_model
 
     try:
         with WorkProgress() as progress:
@@ -150,7 +150,7 @@ def _run(request: "AdaptRequest", *, resume: bool) -> "AdaptedFolder":
         raise InterruptedRunError(f"the same command with --resume goes on from here ({request.out})") from None
 
 
-def _chosen(options: dict[str, Any], *names: str) -> dict[str, Any]:
+def _choose_settings(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: options[name] for name in names}
 
 

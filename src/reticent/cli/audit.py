@@ -12,9 +12,9 @@ from reticent.cli.worlds import DType
 from reticent.errors import InterruptedRunError, InvalidValueError
 
 if TYPE_CHECKING:
-    from reticent.audit.results import AttackResult, AuditResult, RateAtFpr
-    from reticent.audit.runner import AuditRequest
-    from reticent.audit.targets import Target, TargetOptions
+    from reticent.auditing.results import AttackResult, AuditResult, RateAtFpr
+    from reticent.auditing.run import AuditRequest
+    from reticent.auditing.targets.targets import Target, TargetOptions
 
 
 ATTACKS = (
@@ -96,7 +96,7 @@ def audit(
 
 def _run(options: dict[str, Any]) -> "AuditResult":
     """Open, audit, report; the result is on disk before it is rendered."""
-    from reticent.audit.runner import run_audit
+    from reticent.auditing.run import run_audit
     from reticent.cli.progress import WorkProgress
     from reticent.reports.render import write_audit_report
 
@@ -122,11 +122,11 @@ def _cache(options: dict[str, Any], stack: ExitStack) -> Path:
 def _request(options: dict[str, Any], progress: Any) -> "AuditRequest":
     """Check the options that need no model, then open the target."""
     from reticent._validate import integer_in_range, open_probability, positive_finite
-    from reticent.audit.attacks.registry import parse_attacks
-    from reticent.audit.canaries import read_canaries
-    from reticent.audit.canary_audit import CanarySettings
-    from reticent.audit.gathering import GatheringSettings
-    from reticent.audit.runner import AuditRequest
+    from reticent.auditing.attacks.registry import parse_attacks
+    from reticent.auditing.canaries.canary_audit import CanarySettings
+    from reticent.auditing.canaries.planting import read_canaries
+    from reticent.auditing.inputs.gathering import GatheringSettings
+    from reticent.auditing.run import AuditRequest
 
     attacks = parse_attacks(options["attacks"])
     seed, confidence = (
@@ -141,7 +141,7 @@ def _request(options: dict[str, Any], progress: Any) -> "AuditRequest":
     others = None if options["nonmembers"] is None else _read(options, options["nonmembers"])
     planted = read_canaries(options["canaries"]) if options["canaries"] else ()
     target = _open(options, progress)
-    members, nonmembers = (texts, others) if others is not None else _divided(target, texts, planted, progress)
+    members, nonmembers = (texts, others) if others is not None else _divide_corpus(target, texts, planted, progress)
     return AuditRequest(
         target=target,
         members=members,
@@ -172,19 +172,19 @@ def _request(options: dict[str, Any], progress: Any) -> "AuditRequest":
 
 
 def _read(options: dict[str, Any], path: Path) -> list[str]:
-    from reticent.corpus import read_corpus
+    from reticent.text.corpus import read_corpus
 
     corpus = read_corpus(path, text_key=options["text_key"], limit=options["limit"])
     return [record.text for record in corpus.records]
 
 
 def _open(options: dict[str, Any], progress: Any) -> "Target":
-    from reticent.audit.targets import TargetKind, open_target, target_kind
+    from reticent.auditing.targets.targets import TargetKind, open_target, target_kind
 
     chosen = _target_options(options)
     kind = target_kind(options["target"])
     if kind is TargetKind.RUN and options["world"] is not None:
-        from reticent.cli.world_target import open_world
+        from reticent.api.world_target import open_world
 
         return open_world(Path(options["target"]), options["world"], chosen, options["cache"], progress)
     if options["world"] is not None:
@@ -195,8 +195,8 @@ def _open(options: dict[str, Any], progress: Any) -> "Target":
 def _target_options(options: dict[str, Any]) -> "TargetOptions":
     import torch
 
-    from reticent.audit.remote import EndpointSettings
-    from reticent.audit.targets import TargetOptions
+    from reticent.auditing.targets.endpoint import EndpointSettings
+    from reticent.auditing.targets.targets import TargetOptions
 
     template = {"text": options["template"], "encoder_input": options["encoder_input"]}
     template |= {"max_tokens": options["max_tokens"], "add_eos": options["eos"]}
@@ -211,9 +211,9 @@ def _target_options(options: dict[str, Any]) -> "TargetOptions":
     )
 
 
-def _divided(target: "Target", texts: list[str], planted: Any, progress: Any) -> tuple[list[str], list[str]]:
+def _divide_corpus(target: "Target", texts: list[str], planted: Any, progress: Any) -> tuple[list[str], list[str]]:
     """A corpus divided by the target's own lists; planted canaries are measured apart."""
-    from reticent.audit.membership import divide_corpus
+    from reticent.auditing.inputs.membership import divide_corpus
 
     if target.member_hashes is None or target.heldout_hashes is None:
         raise InvalidValueError("this target does not say what it was trained on: give --nonmembers as well")

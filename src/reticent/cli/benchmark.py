@@ -11,7 +11,7 @@ from reticent.errors import InterruptedRunError, ReticentError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reticent.evaluation.grid_records import CellRecord
+    from reticent.benchmark.records import CellRecord
 
 _LETTERS_SEED = 1
 
@@ -40,11 +40,11 @@ def benchmark(
     """Adapt and audit every cell of a grid: model x data set x technique x seed. Exit code 3: some cells failed."""
     from transformers.utils import logging as transformers_logging
 
+    from reticent.benchmark.cell import run_cell
+    from reticent.benchmark.grid import GridRequest, run_grid
+    from reticent.benchmark.settings import read_grid
     from reticent.cli.grid_progress import GridBars
-    from reticent.evaluation.grid import GridRequest, run_grid
-    from reticent.evaluation.grid_cell import run_cell
-    from reticent.evaluation.grid_report import report_grid
-    from reticent.evaluation.grid_settings import read_grid
+    from reticent.reports.grid import report_grid
 
     chosen = read_grid(grid)
     if dry_run:

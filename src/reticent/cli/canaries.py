@@ -37,9 +37,9 @@ def plant(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Plant canaries: train on planted.jsonl, and give canaries.jsonl to `reticent audit --canaries`."""
-    from reticent.audit.canaries import CANARIES_NAME, PLANTED_NAME, CanaryKind, draw_canaries
-    from reticent.audit.canaries import plant as plant_in
-    from reticent.corpus import read_corpus
+    from reticent.auditing.canaries.planting import CANARIES_NAME, PLANTED_NAME, CanaryKind, draw_canaries
+    from reticent.auditing.canaries.planting import plant as plant_in
+    from reticent.text.corpus import read_corpus
 
     names = [name.strip() for name in kind.split(",") if name.strip()]
     unknown = sorted(set(names) - set(CanaryKind))

@@ -13,7 +13,7 @@ from reticent.cli.output import console
 from reticent.decoding.votes import Decoder
 
 if TYPE_CHECKING:
-    from reticent.ensemble.engine import Engine
+    from reticent.engine.engine import Engine
 
 PROMPT = "Dear Dr Stone,\n\nThank you for referring this patient, who has had"
 _SEED = 7
@@ -100,8 +100,8 @@ def _write_held_out(path: Path, count: int) -> None:
 def _show_public_text(run: Path, prompt: str, max_tokens: int) -> None:
     import torch
 
-    from reticent.adaptation.texts import encode_prompt
-    from reticent.worlds.collection import RunDirectory
+    from reticent.text.tokenise import encode_prompt
+    from reticent.worlds.run_directory import RunDirectory
 
     opened = RunDirectory.open(run)
     base = opened.base()
@@ -112,7 +112,7 @@ def _show_public_text(run: Path, prompt: str, max_tokens: int) -> None:
 
 
 def _most_likely_tokens(engine: "Engine", prompt: list[int], count: int) -> list[int]:
-    """What the public model, row 0 of the ensemble, continues a prompt with when it always takes its first choice."""
+    """Continue a prompt with the public model's first choices (row 0 of the ensemble)."""
     context = engine.open(prompt)
     tokens: list[int] = []
     for _ in range(count):

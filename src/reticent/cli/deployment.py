@@ -1,4 +1,4 @@
-"""What the commands that touch a deployment share."""
+"""Helpers that the commands for a deployment share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ import typer
 from reticent._files import sha256_of_file
 from reticent.cli.output import notes, parse_budget
 from reticent.errors import RunDirectoryError
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 
 if TYPE_CHECKING:
-    from reticent.ledger.reading import LedgerReader
+    from reticent.ledger.reader import LedgerReader
     from reticent.ledger.store import Ledger
 
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
@@ -51,7 +51,7 @@ TotalBudget = Annotated[
     ),
 ]
 Release = Annotated[
-    ReleaseLaw,
+    ReleaseMechanism,
     typer.Option(
         help="How the realised world's vote becomes a token: calibrated noise, or a mixture that keeps the worlds' own "
         "proportions. The charge is the same."
@@ -93,7 +93,7 @@ def open_deployment(
         InvalidValueError: `total_budget` is above the cap that was set, or below what is spent.
         DeploymentStateError, StorageError: the ledger cannot be opened or written.
     """
-    from reticent.ledger.secret import Keyring
+    from reticent.ledger.keys import Keyring
     from reticent.ledger.store import Ledger
     from reticent.randomness import SystemNoise
 
@@ -121,8 +121,8 @@ def read_ledger(run_dir: Path, database_url: str | None) -> "LedgerReader":
         DeploymentStateError, StorageError: as for `LedgerReader`.
     """
     from reticent.ledger.database import Database
-    from reticent.ledger.reading import LedgerReader
-    from reticent.ledger.secret import Keyring
+    from reticent.ledger.keys import Keyring
+    from reticent.ledger.reader import LedgerReader
 
     database = Database.of_run(run_dir, database_url)
     return LedgerReader(run_dir, run_id(run_dir), Keyring.of_user(), database)

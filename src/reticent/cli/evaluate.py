@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reticent.cli.deployment import RunDirectory
+from reticent.cli.deployment import RunArgument
 from reticent.cli.output import console, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder
@@ -18,7 +18,7 @@ _STUDIES = "utility, stability, fidelity, composition, leakage, cost"
 
 
 def evaluate(
-    run: RunDirectory,
+    run: RunArgument,
     test: Annotated[Path, typer.Option(help="Texts that are not in the run's corpus.")],
     out: Annotated[Path, typer.Option(help="Folder for votes and report; the same command goes on, or reuses votes.")],
     corpus: Annotated[Path | None, typer.Option(help="The run's corpus, to leave out near-duplicates of it.")] = None,
@@ -46,8 +46,8 @@ def evaluate(
 ) -> None:
     """Accuracy, stability, composition and leakage at every budget, as a report. The deployment is not touched."""
     from reticent.cli.progress import WorkProgress
-    from reticent.evaluation.evaluation_report import evaluation_report
     from reticent.evaluation.run_evaluation import evaluate as run_evaluation
+    from reticent.reports.evaluation import evaluation_report
     from reticent.reports.render import write_report
 
     request = _request(dict(locals()))
@@ -71,7 +71,7 @@ def _request(options: dict[str, Any]) -> "EvaluateRequest":
     from reticent.evaluation.run_evaluation import EvaluateRequest
     from reticent.evaluation.sessions import SessionSettings
     from reticent.evaluation.vote_casting import VoteSettings
-    from reticent.pac.accounting import parse_nats, validated_step_budget
+    from reticent.pac.accounting import check_step_budget, parse_nats
 
     seed = _validate.integer_in_range("seed", options["seed"], 0)
     if options["max_tokens"] is not None:
@@ -86,7 +86,7 @@ def _request(options: dict[str, Any]) -> "EvaluateRequest":
         limit=options["limit"],
         studies=_studies(options["study"]),
         decoders=tuple(dict.fromkeys(options["decoder"] or Decoder)),
-        budgets=tuple(validated_step_budget(parse_nats(part)) for part in options["budgets"].split(",")),
+        budgets=tuple(check_step_budget(parse_nats(part)) for part in options["budgets"].split(",")),
         votes=VoteSettings(
             num_candidates=_validate.integer_in_range("candidates", options["candidates"], 1),
             temperature=_validate.positive_finite("temperature", options["temperature"]),
@@ -117,7 +117,7 @@ def _studies(text: str) -> Any:
 def _print(result: "Evaluation", out: Path) -> None:
     from rich.table import Table
 
-    from reticent.evaluation.evaluation_report import budget_text, plus_minus
+    from reticent.reports.evaluation import budget_text, plus_minus
 
     for found in result.utility:
         table = Table(

@@ -14,7 +14,7 @@ from reticent.cli.deployment import (
     DatabaseUrl,
     Drafts,
     Release,
-    RunDirectory,
+    RunArgument,
     StepBudget,
     TotalBudget,
     open_deployment,
@@ -23,16 +23,16 @@ from reticent.cli.output import bound_facts, console, facts, format_nats, print_
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder
 from reticent.errors import BudgetExhaustedError
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 
 if TYPE_CHECKING:
-    from reticent.decoding.decoder import GeneratedToken
+    from reticent.decoding.generate import GeneratedToken
     from reticent.pac.curator import Curator
 
 
 @dataclass
 class Generation:
-    """What one call released, and when: `stamps` has the start and then one time a token, in seconds."""
+    """The outcome of one call: released tokens and `stamps`, the start and then one time a token, in seconds."""
 
     text: str = ""
     tokens: int = 0
@@ -54,7 +54,7 @@ class Generation:
 
 
 def generate(
-    run: RunDirectory,
+    run: RunArgument,
     prompt: Annotated[
         str, typer.Option(help="The text to continue. May be empty where the tokenizer begins texts with a token.")
     ] = "",
@@ -62,7 +62,7 @@ def generate(
     step_budget: StepBudget = DEFAULT_STEP_BUDGET,
     total_budget: TotalBudget = None,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
-    release: Release = ReleaseLaw.GAUSSIAN,
+    release: Release = ReleaseMechanism.GAUSSIAN,
     temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     drafts: Drafts = 0,
@@ -81,13 +81,13 @@ def generate(
     """
     import torch
 
-    from reticent.adaptation.texts import encode_prompt
-    from reticent.decoding.decoder import generate as release_tokens
-    from reticent.decoding.decoder import most_steps
+    from reticent.decoding.generate import generate as release_tokens
+    from reticent.decoding.generate import most_steps
     from reticent.decoding.votes import DecodingSettings
-    from reticent.end_tokens import end_tokens
     from reticent.randomness import PublicCoins
-    from reticent.worlds.collection import RunDirectory as OpenRun
+    from reticent.text.end_tokens import end_tokens
+    from reticent.text.tokenise import encode_prompt
+    from reticent.worlds.run_directory import RunDirectory as OpenRun
 
     settings = DecodingSettings(decoder, step_budget, temperature, candidates, release)
     opened = OpenRun.open(run)
@@ -122,7 +122,7 @@ def _pieces(
     tokens: "Iterator[GeneratedToken]", tokenizer: Any, stop: frozenset[int], generation: Generation
 ) -> Iterator[str]:
     """Text as it comes; keeps count in `generation`."""
-    from reticent.decoding.text import TextDecoder, TextStream
+    from reticent.decoding.detokenise import TextDecoder, TextStream
 
     decode = TextDecoder(tokenizer)
     stream = TextStream(decode, decode.stray_byte)
@@ -145,7 +145,7 @@ def _report(
     generation: Generation,
     spent_units: int,
     curator: "Curator",
-    release: ReleaseLaw,
+    release: ReleaseMechanism,
     coin_key: bytes | None,
     as_json: bool,
 ) -> None:

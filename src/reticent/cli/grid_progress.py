@@ -9,11 +9,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from reticent.cli.output import notes
 
 if TYPE_CHECKING:
-    from reticent.evaluation.grid_records import CellRecord
+    from reticent.benchmark.records import CellRecord
 
 
 class GridBars:
-    """Implements `evaluation.grid.GridProgress`; where no one watches, a line for each cell that ends."""
+    """Implements `benchmark.grid.GridProgress`; where no one watches, a line for each cell that ends."""
 
     def __init__(self) -> None:
         self._bars = Progress(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from reticent.cli.deployment import DatabaseUrl, RunDirectory, run_id
+from reticent.cli.deployment import DatabaseUrl, RunArgument, run_id
 from reticent.cli.output import notes, print_json, print_table
 from reticent.errors import InvalidValueError
 
@@ -30,7 +30,7 @@ KeyId = Annotated[
 
 @app.command("create")
 def create(
-    run: RunDirectory,
+    run: RunArgument,
     name: Annotated[str, typer.Option(help="Who holds it.")],
     scope: Annotated[
         list[str] | None, typer.Option(help="generate (text) or admin (metrics, dashboard); may be repeated.")
@@ -60,7 +60,7 @@ def create(
 
 
 @app.command("list")
-def list_(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
+def list_(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """All keys, with what they have used. The first column is what `keys set` and `keys revoke` take."""
     from rich.console import JustifyMethod
     from rich.table import Table
@@ -94,7 +94,7 @@ def list_(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson =
 
 @app.command("set")
 def set_(
-    run: RunDirectory,
+    run: RunArgument,
     key: KeyId,
     name: Annotated[str | None, typer.Option(help="Who holds it now.")] = None,
     tokens_per_minute: Annotated[
@@ -136,7 +136,7 @@ def set_(
 
 
 @app.command("revoke")
-def revoke(run: RunDirectory, key: KeyId, database_url: DatabaseUrl = None) -> None:
+def revoke(run: RunArgument, key: KeyId, database_url: DatabaseUrl = None) -> None:
     """End a key, and its answers under way. What it was given stays charged."""
     revoked = _table(run, database_url).revoke(key)
     notes.print(f"key {revoked.id} for {revoked.name} is revoked", highlight=False, markup=False)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from reticent.cli.deployment import DatabaseUrl, RunDirectory, read_ledger
+from reticent.cli.deployment import DatabaseUrl, RunArgument, read_ledger
 from reticent.cli.output import bound_facts, console, facts, format_nats, print_json, print_table
 
 if TYPE_CHECKING:
-    from reticent.ledger.reading import Usage
+    from reticent.ledger.reader import Usage
 
 app = typer.Typer(help="The deployment's ledger: totals, verification, export.")
 
@@ -19,7 +19,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("show")
-def show(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
+def show(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """Nats spent and left, the bounds they give, and tokens by key and day (UTC)."""
     from reticent.pac.accounting import units_to_nats
     from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
@@ -61,7 +61,7 @@ def show(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = 
 
 
 @app.command("verify")
-def verify(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
+def verify(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """Replay every release: edits, gaps, cut-off ends and old copies are found; exit code 2 with the finding."""
     from reticent.pac.accounting import units_to_nats
 
@@ -76,7 +76,7 @@ def verify(run: RunDirectory, database_url: DatabaseUrl = None, as_json: AsJson 
 
 
 @app.command("export")
-def export(run: RunDirectory, database_url: DatabaseUrl = None) -> None:
+def export(run: RunArgument, database_url: DatabaseUrl = None) -> None:
     """Write every release as one JSON object a line: time, request, step, coin key, API key, charge.
 
     Nothing secret is written, and neither are the number of active tokens nor the digests, which would tell where the

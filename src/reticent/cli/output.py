@@ -1,4 +1,4 @@
-"""What every command shares: budgets as options, JSON on standard output, text for people.
+"""Output that every command shares: budgets as options, JSON on standard output, text for people.
 
 Results go to standard output and everything else (progress, notes, errors) to standard error, so that a pipe or a file
 receives the result alone.

@@ -12,7 +12,7 @@ from reticent.cli.deployment import (
     DatabaseUrl,
     Drafts,
     Release,
-    RunDirectory,
+    RunArgument,
     StepBudget,
     TotalBudget,
     open_deployment,
@@ -40,12 +40,12 @@ from reticent.cli.serve_options import (
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.server.settings import ConnectionLimits, Limits, OnExhausted, ServerSettings
 
 
 def serve(
-    run: RunDirectory,
+    run: RunArgument,
     step_budget: StepBudget = DEFAULT_STEP_BUDGET,
     total_budget: TotalBudget = None,
     database_url: DatabaseUrl = None,
@@ -60,7 +60,7 @@ def serve(
         OnExhausted, typer.Option(help="Once the budget is spent: refuse, or let the public model go on alone.")
     ] = OnExhausted.REFUSE,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
-    release: Release = ReleaseLaw.GAUSSIAN,
+    release: Release = ReleaseMechanism.GAUSSIAN,
     temperature_default: Annotated[float, typer.Option(help="Temperature where a request names none.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     drafts: Drafts = 0,
@@ -146,7 +146,7 @@ def _serve(
             f"the server needs {error.name}; run `{sys.executable} -m pip install 'reticent[server]'`"
         ) from None
     from reticent.ledger.api_keys import KeyTable
-    from reticent.worlds.collection import RunDirectory
+    from reticent.worlds.run_directory import RunDirectory
 
     opened = RunDirectory.open(run)
     base = opened.base(model)

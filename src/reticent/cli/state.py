@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from reticent.cli.deployment import DatabaseUrl, RunDirectory, read_ledger
+from reticent.cli.deployment import DatabaseUrl, RunArgument, read_ledger
 from reticent.cli.output import bound_facts, console, facts, format_nats, notes, print_json
 from reticent.errors import DeploymentStateError, InvalidValueError
 
@@ -27,7 +27,7 @@ WHAT_DELETING_A_COPY_DOES = (
 
 @app.command("show")
 def show(
-    run: RunDirectory,
+    run: RunArgument,
     database_url: DatabaseUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -70,7 +70,7 @@ def show(
 
 @app.command("reset")
 def reset(
-    run: RunDirectory,
+    run: RunArgument,
     void_guarantee: Annotated[
         bool, typer.Option("--void-guarantee", help="Say that you mean it: the guarantee ends here.")
     ] = False,
@@ -82,8 +82,8 @@ def reset(
     The key and the mark are kept aside under other names. Of a ledger that is a copy of another, the copy alone goes.
     """
     from reticent.ledger.database import Database
-    from reticent.ledger.secret import Keyring
-    from reticent.ledger.voiding import is_copy, void_ledger
+    from reticent.ledger.keys import Keyring
+    from reticent.ledger.reset import is_copy, void_ledger
 
     keyring, database = Keyring.of_user(), Database.of_run(run, database_url)
     if is_copy(run, keyring, database):
@@ -104,7 +104,7 @@ def reset(
 
 
 def _tokens_released(run: Path, database_url: str | None) -> str:
-    """How many tokens were released, in words; unknown where the ledger cannot be read."""
+    """Say how many tokens were released; unknown where the ledger cannot be read."""
     try:
         with read_ledger(run, database_url) as reader:
             return f"{reader.state.tokens_released:,} tokens"

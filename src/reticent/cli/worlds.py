@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reticent.adaptation.presets import PRESETS, Preset
 from reticent.cli.output import console, facts, notes, print_json
 from reticent.errors import InterruptedRunError, InvalidValueError
+from reticent.training.presets import PRESETS, Preset
 from reticent.worlds.assignment import Assignment
 
 if TYPE_CHECKING:
-    from reticent.worlds.building import BuildRequest
+    from reticent.worlds.build import BuildRequest
     from reticent.worlds.manifest import Manifest
 
 app = typer.Typer(help="Overlapping worlds: one adapter each over one frozen base.")
@@ -90,8 +90,8 @@ def build(
 ) -> None:
     """Adapt the base on a private corpus as m overlapping worlds, all trained together, plus one on all records."""
     from reticent._settings import readable_settings
-    from reticent.adaptation.settings import LoraSettings, TrainingSettings, worlds_that_fit
-    from reticent.worlds.building import BuildRequest
+    from reticent.training.settings import LoraSettings, TrainingSettings, worlds_that_fit
+    from reticent.worlds.build import BuildRequest
 
     values = PRESETS[preset]
     rank = values.rank if rank is None else rank
@@ -116,12 +116,12 @@ def build(
         training = training.model_copy(update={"worlds_at_once": fit})
     how = (text_key, unit_key, limit, membership_seed, device, assignment, compile_)
     request = BuildRequest(corpus, model, out, worlds, lora, training, *how)
-    _print_manifest(out, _built(request, resume), as_json)
+    _print_manifest(out, _run_build(request, resume), as_json)
 
 
 @app.command("show")
 def show(run: RunFolder, as_json: AsJson = False) -> None:
-    """What a run is: base, corpus by count and hash, adapters, training. Verifies nothing but the manifest."""
+    """Show a run: base, corpus by count and hash, adapters, training. Verifies nothing but the manifest."""
     from reticent.worlds.manifest import read_manifest
 
     _print_manifest(run, read_manifest(run), as_json)
@@ -135,7 +135,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare every file of a run, and its base model, with the hashes in the manifest; every number must be finite."""
-    from reticent.worlds.collection import RunDirectory
+    from reticent.worlds.run_directory import RunDirectory
 
     opened = RunDirectory.open(run, None)
     opened.refuse_not_finite()
@@ -156,8 +156,8 @@ def export(
     full: Annotated[bool, typer.Option("--full", help="The adapter trained on all records instead.")] = False,
 ) -> None:
     """Write one world's adapter as a folder that PEFT loads."""
-    from reticent.worlds.collection import RunDirectory
-    from reticent.worlds.peft_folders import export_world
+    from reticent.worlds.peft_exchange import export_world
+    from reticent.worlds.run_directory import RunDirectory
 
     if (world is None) != full:
         raise InvalidValueError("give either --world J or --full")
@@ -181,7 +181,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Make a run from LoRA adapters trained elsewhere."""
-    from reticent.worlds.peft_folders import import_worlds
+    from reticent.worlds.peft_exchange import import_worlds
 
     def warn(sentence: str) -> None:
         notes.print(f"warning: {sentence}", highlight=False)
@@ -190,9 +190,9 @@ def import_(
     _print_manifest(out, run.manifest, as_json)
 
 
-def _built(request: "BuildRequest", resume: bool) -> "Manifest":
+def _run_build(request: "BuildRequest", resume: bool) -> "Manifest":
     from reticent.cli.progress import WorkProgress
-    from reticent.worlds.building import build_run
+    from reticent.worlds.build import build_run
 
     try:
         with WorkProgress() as progress:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
-from reticent.pac.accounting import validated_step_budget
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.accounting import check_step_budget
+from reticent.pac.mechanism import ReleaseMechanism
 
 Logits = NDArray[np.floating]
 
@@ -32,7 +32,7 @@ _BEYOND_EVERY_ID = np.iinfo(np.int64).max
 
 
 class Decoder(StrEnum):
-    """How a world turns its logits into its vote. The guarantee holds for either, so the set is closed."""
+    """A rule that turns a world's logits into its vote. The guarantee holds for either, so the set is closed."""
 
     GREEDY = "greedy"
     GUMBEL = "gumbel"
@@ -40,15 +40,15 @@ class Decoder(StrEnum):
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How tokens are proposed, voted on and charged.
+    """Settings of how tokens are proposed, voted on and charged.
 
     Attributes:
         decoder: greedy votes, or samples coupled through shared Gumbel noise.
-        step_budget: mutual information charged for each released token, b, in nats; see `validated_step_budget`.
+        step_budget: mutual information charged for each released token, b, in nats; see `check_step_budget`.
         temperature: divides the logits of the Gumbel decoder; positive and finite. Greedy votes do not depend on it.
         num_candidates: size k of the public model's candidate set; at least 1, and at most the vocabulary (checked
             when the ensemble is known).
-        release_law: how the realised world's vote becomes a token.
+        release_mechanism: how the realised world's vote becomes a token.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -58,16 +58,16 @@ class DecodingSettings:
     step_budget: float
     temperature: float = 1.0
     num_candidates: int = 200
-    release_law: ReleaseLaw = ReleaseLaw.GAUSSIAN
+    release_mechanism: ReleaseMechanism = ReleaseMechanism.GAUSSIAN
 
     def __post_init__(self) -> None:
         if not isinstance(self.decoder, Decoder):
             names = ", ".join(decoder.value for decoder in Decoder)
             raise InvalidValueError(f"decoder must be one of {names}, got {self.decoder!r}")
-        if not isinstance(self.release_law, ReleaseLaw):
-            names = ", ".join(law.value for law in ReleaseLaw)
-            raise InvalidValueError(f"release_law must be one of {names}, got {self.release_law!r}")
-        validated_step_budget(self.step_budget)
+        if not isinstance(self.release_mechanism, ReleaseMechanism):
+            names = ", ".join(law.value for law in ReleaseMechanism)
+            raise InvalidValueError(f"release_mechanism must be one of {names}, got {self.release_mechanism!r}")
+        check_step_budget(self.step_budget)
         _validate.positive_finite("temperature", self.temperature)
         _validate.integer_in_range("num_candidates", self.num_candidates, 1)
 

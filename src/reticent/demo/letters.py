@@ -162,7 +162,7 @@ def _patient(fake: "Faker", rank: int, record: int) -> _Patient:
         name=f"{first} {surname}",
         title_name=f"{title} {surname}",
         pronouns=pronouns,
-        birth=_written(fake.date_between_dates(_FIRST_BIRTH, _LAST_BIRTH)),
+        birth=_format_date(fake.date_between_dates(_FIRST_BIRTH, _LAST_BIRTH)),
         number=f"999 {record // 10_000:03d} {record % 10_000:04d}",
         phone=f"{dialling_code}{fake.random.randrange(1000):03d}",
         address=f"{fake.random.randint(1, 180)} {fake.street_name()}, {fake.city()} {fake.postcode()}",
@@ -230,7 +230,7 @@ def _fields(fake: "Faker", patient: _Patient) -> dict[str, str]:
         "job": choose(phrases.JOBS),
         "household": choose(phrases.HOUSEHOLDS),
         "relative": choose(phrases.RELATIVES),
-        "date": _written(fake.date_between_dates(_FIRST_LETTER, _LAST_LETTER)),
+        "date": _format_date(fake.date_between_dates(_FIRST_LETTER, _LAST_LETTER)),
         "gp": f"Dr {gp_surname}",
         "gp_surname": gp_surname,
         "consultant": f"Dr {fake.first_name()[0]}. {fake.last_name()}",
@@ -260,5 +260,5 @@ def _canary(fake: "Faker", rank: int) -> Canary:
     return Canary(kind, secret, phrases.CANARY_SENTENCES[kind].format(secret=secret), repetitions)
 
 
-def _written(day: date) -> str:
+def _format_date(day: date) -> str:
     return f"{day.day} {day:%B %Y}"

@@ -1,7 +1,7 @@
 """The release mechanisms of `pac` over many sessions at once.
 
 R sessions that share the votes of a step differ in S, posterior and noise alone; the arithmetic of `pac.calibration`,
-`pac.mechanism` and `pac.mixture` is done for all of them together. The tests hold it to those modules, release by
+`pac.gaussian` and `pac.mixture` is done for all of them together. The tests hold it to those modules, release by
 release. For experiments only: nothing here is rounded to the private side.
 
 Shape suffixes: R sessions, M worlds, A active tokens, D = A − 1 directions.
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.linalg import helmert
 
 from reticent.evaluation.divergence import phi
-from reticent.pac.accounting import validated_step_budget
-from reticent.pac.laws import ReleaseLaw
-from reticent.pac.mechanism import Mechanism
+from reticent.pac.accounting import check_step_budget
+from reticent.pac.gaussian import Mechanism
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import NoiseSource
 
 # As in `pac.calibration` and `pac.mixture`.
@@ -46,23 +46,23 @@ class BatchMechanism(Protocol):
         ...
 
 
-def batch_mechanism(law: ReleaseLaw, step_budget: float) -> BatchMechanism:
+def batch_mechanism(law: ReleaseMechanism, step_budget: float) -> BatchMechanism:
     """The mechanism of a law at a step budget in nats.
 
     Raises:
         InvalidValueError: the budget is out of range.
     """
-    return MixtureBatch(step_budget) if law is ReleaseLaw.MIXTURE else GaussianBatch(step_budget)
+    return MixtureBatch(step_budget) if law is ReleaseMechanism.MIXTURE else GaussianBatch(step_budget)
 
 
 @dataclass(frozen=True)
 class GaussianBatch:
-    """`pac.mechanism.GaussianMechanism` for many sessions; `step_budget` b in nats."""
+    """`pac.gaussian.GaussianMechanism` for many sessions; `step_budget` b in nats."""
 
     step_budget: float
 
     def __post_init__(self) -> None:
-        validated_step_budget(self.step_budget)
+        check_step_budget(self.step_budget)
 
     def release(
         self,
@@ -87,7 +87,7 @@ class MixtureBatch:
     step_budget: float
 
     def __post_init__(self) -> None:
-        validated_step_budget(self.step_budget)
+        check_step_budget(self.step_budget)
 
     def release(
         self,
@@ -112,7 +112,7 @@ class MixtureBatch:
 
 @dataclass(frozen=True)
 class OneByOne:
-    """Any `pac.mechanism.Mechanism`, one session after another."""
+    """Any `pac.gaussian.Mechanism`, one session after another."""
 
     mechanism: Mechanism[Any]
 
@@ -141,7 +141,7 @@ class NoiseBatch:
     noise_variances_RD: NDArray[np.float64]
 
     def log_likelihood(self, noisy_RA: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of each active token's voters, up to a constant a session, float64[R, A]; see `pac.mechanism`."""
+        """Of each active token's voters, up to a constant a session, float64[R, A]; see `pac.gaussian`."""
         offset_RD = np.einsum("ra,rad->rd", noisy_RA - self.vote_weights_RA, self.directions_RAD)
         terms_RAD = self.centred_RAD * (offset_RD[:, None] - 0.5 * self.centred_RAD)
         likelihood: NDArray[np.float64] = np.einsum("rad,rd->ra", terms_RAD, 1.0 / self.noise_variances_RD)

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.free_running import NothingKept
-from reticent.evaluation.text_means import Mean, Record, ratio, sample_mean
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.posterior import Posterior
 from reticent.protocols import C, Ensemble
 from reticent.randomness import SeededNoise
+from reticent.stats.means import Mean, Record, ratio, sample_mean
 
 
 class OperationCount(Record):
@@ -34,7 +34,7 @@ class OperationCount(Record):
 
 
 class Cost(Record):
-    """What one decoder's tokens cost.
+    """The cost of one decoder's tokens.
 
     Attributes:
         reading_seconds: seconds a position to read texts with all worlds, standard error over texts.

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
-from reticent.baselines.controls import Control, fresh_world_draw, plurality
 from reticent.errors import InvalidValueError
 from reticent.evaluation.batch_mechanisms import BatchMechanism, batch_mechanism
-from reticent.evaluation.text_means import Mean, Record
+from reticent.evaluation.controls import Control, fresh_world_draw, plurality
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.calibration import active_votes
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
+from reticent.stats.means import Mean, Record
 
 _RELEASES_A_DRAW = 16
 """Releases under each draw of coins: they cost little and take most of the noise out."""
@@ -83,7 +83,7 @@ def fidelity(
         (Control.FRESH_WORLD.value, None): lambda votes_QM: fresh_world_draw(votes_QM, generator),
     }
     noise = SeededNoise(seed)
-    for law in ReleaseLaw:
+    for law in ReleaseMechanism:
         for budget in sorted(budgets, reverse=True):
             methods[(law.value, budget)] = _releasing(batch_mechanism(law, budget), noise, generator)
     distances: dict[tuple[str, float | None], list[float]] = {method: [] for method in methods}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reticent.decoding.decoder import generate
+from reticent.decoding.generate import generate
 from reticent.decoding.votes import DecodingSettings
 from reticent.errors import InvalidValueError
 from reticent.evaluation.sessions import SessionOutcomes, SessionSettings

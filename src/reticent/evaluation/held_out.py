@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reticent.audit.overlap import TextSet, abbreviated, compare_sets
-from reticent.corpus import read_corpus, text_hash
+from reticent.auditing.inputs.overlap import TextSet, abbreviate_hashes, compare_sets
 from reticent.errors import CorpusError
-from reticent.worlds.collection import RunDirectory
+from reticent.text.corpus import read_corpus, text_hash
 from reticent.worlds.manifest import MEMBERSHIP_NAME
+from reticent.worlds.run_directory import RunDirectory
 
 NEAR_DUPLICATES_NOT_SOUGHT = (
     "near-duplicates of the corpus among the test texts were not looked for; give the corpus with --corpus"
@@ -71,7 +71,7 @@ def read_test_texts(
     elif shared := [value for value in texts.hashes if value in trained_on]:
         raise CorpusError(
             f"{len(shared)} of {len(texts.hashes)} test texts are in the corpus of {run.folder}: SHA-256 "
-            f"{abbreviated(shared)}; test on texts that no world has seen"
+            f"{abbreviate_hashes(shared)}; test on texts that no world has seen"
         )
     if corpus is None:
         warnings.append(NEAR_DUPLICATES_NOT_SOUGHT)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.divergence import phi
 from reticent.evaluation.sessions import SessionOutcomes
-from reticent.evaluation.text_means import Mean, Record, sample_mean
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
+from reticent.stats.means import Mean, Record, sample_mean
 
 
 class Leakage(Record):
@@ -30,7 +30,7 @@ class Leakage(Record):
     """
 
     decoder: Decoder
-    law: ReleaseLaw
+    law: ReleaseMechanism
     step_budget: float
     num_tokens: int
     num_sessions: int
@@ -40,7 +40,7 @@ class Leakage(Record):
     dissent: Mean
 
 
-def leakage(outcomes: SessionOutcomes, decoder: Decoder, law: ReleaseLaw) -> Leakage:
+def leakage(outcomes: SessionOutcomes, decoder: Decoder, law: ReleaseMechanism) -> Leakage:
     """Estimate the leakage of simulated deployments."""
     nats_R = refinement_nats(outcomes.log_weights_RM)
     return Leakage(

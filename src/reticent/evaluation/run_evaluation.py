@@ -20,10 +20,8 @@ import torch
 
 from reticent._files import atomic_write_bytes, sha256_of_file
 from reticent._records import package_versions
-from reticent.adaptation.texts import cut_texts, encode_texts
 from reticent.decoding.votes import Decoder
-from reticent.ensemble.forward import batched_decoder
-from reticent.ensemble.teacher_forced import TeacherForcing
+from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import OutputExistsError, StorageError
 from reticent.evaluation.cost import Cost, cost
 from reticent.evaluation.fidelity import Fidelity, fidelity
@@ -31,17 +29,19 @@ from reticent.evaluation.held_out import TestTexts, read_test_texts
 from reticent.evaluation.leakage import Leakage, leakage
 from reticent.evaluation.sessions import Composition, SessionSettings, composition, simulate_sessions
 from reticent.evaluation.stability import Stability, stability
-from reticent.evaluation.text_means import Record
 from reticent.evaluation.utility import BUDGETS, Utility, UtilitySettings, utility
 from reticent.evaluation.verdict import verdict_warnings
 from reticent.evaluation.vote_casting import CastingRequest, VoteSettings, cast_vote_tensor
 from reticent.evaluation.vote_tensor import VoteTensor
-from reticent.models import BaseModel, usable_device
-from reticent.pac.laws import ReleaseLaw
+from reticent.layers.forward import batched_decoder
+from reticent.models.base import LanguageModel, usable_device
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.protocols import Progress
+from reticent.stats.means import Record
+from reticent.text.tokenise import cut_texts, encode_texts
 from reticent.worlds.assignment import Assignment
-from reticent.worlds.collection import RunDirectory
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME
+from reticent.worlds.run_directory import RunDirectory
 
 SCHEMA_VERSION = 1
 RESULT_NAME = "evaluation.json"
@@ -50,7 +50,7 @@ DEFAULT_MAX_TOKENS = 256
 
 
 class Study(StrEnum):
-    """What can be measured on the votes."""
+    """A study of the votes."""
 
     UTILITY = "utility"
     STABILITY = "stability"
@@ -62,7 +62,7 @@ class Study(StrEnum):
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """What to evaluate.
+    """A request to evaluate a run.
 
     Attributes:
         run: the run directory.
@@ -84,7 +84,7 @@ class EvaluateRequest:
     limit: int | None = None
     studies: tuple[Study, ...] = tuple(Study)
     decoders: tuple[Decoder, ...] = tuple(Decoder)
-    laws: tuple[ReleaseLaw, ...] = tuple(ReleaseLaw)
+    laws: tuple[ReleaseMechanism, ...] = tuple(ReleaseMechanism)
     budgets: tuple[float, ...] = BUDGETS
     votes: VoteSettings = field(default_factory=VoteSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
@@ -186,7 +186,7 @@ def _num_read(request: EvaluateRequest, run: RunDirectory) -> int:
 
 
 def _votes(
-    request: EvaluateRequest, run: RunDirectory, base: BaseModel, texts: TestTexts, progress: Progress
+    request: EvaluateRequest, run: RunDirectory, base: LanguageModel, texts: TestTexts, progress: Progress
 ) -> tuple[VoteTensor, int, int, int]:
     """The votes, the size of the vocabulary, the length limit, and how many texts it cut."""
     trained = run.manifest.training

@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
-from reticent.audit.metrics.intervals import clopper_pearson
-from reticent.audit.results import Estimate
+from reticent.auditing.results import Estimate
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
 from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.evaluation.session_batch import SessionBatch, secret_indices
-from reticent.evaluation.text_means import CONFIDENCE, Mean, Record, TextSpans, sample_mean
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
+from reticent.stats.intervals import clopper_pearson
+from reticent.stats.means import CONFIDENCE, Mean, Record, TextSpans, sample_mean
 
 _TIE = 1e-12
 """Posterior masses and log-weights that differ by less are ties: their rounding is of this order."""
@@ -33,7 +33,7 @@ _TIE = 1e-12
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What a deployment goes through, and how many are simulated.
+    """Settings of a simulated deployment, and the number of simulations.
 
     Attributes:
         num_queries, tokens_per_query: T is their product.
@@ -62,7 +62,7 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class SessionOutcomes:
-    """Where R deployments stand after T tokens each.
+    """States of R deployments after T tokens each.
 
     Attributes:
         step_budget: b, in nats.
@@ -90,7 +90,7 @@ class SessionOutcomes:
 
 
 class Composition(Record):
-    """What the curator's posterior gives away after whole deployments, beside the bound and the prior.
+    """Leakage through the curator's posterior after whole deployments, beside the bound and the prior.
 
     Attributes:
         membership: success in calling records members or not, mean over units and sessions; None without membership.
@@ -100,7 +100,7 @@ class Composition(Record):
     """
 
     decoder: Decoder
-    law: ReleaseLaw
+    law: ReleaseMechanism
     step_budget: float
     num_tokens: int
     num_sessions: int
@@ -115,7 +115,7 @@ class Composition(Record):
 
 
 def simulate_sessions(
-    tensor: VoteTensor, decoder: Decoder, law: ReleaseLaw, step_budget: float, settings: SessionSettings
+    tensor: VoteTensor, decoder: Decoder, law: ReleaseMechanism, step_budget: float, settings: SessionSettings
 ) -> SessionOutcomes:
     """Run deployments on a vote tensor, many at once.
 
@@ -178,7 +178,11 @@ def query_positions(
 
 
 def composition(
-    outcomes: SessionOutcomes, decoder: Decoder, law: ReleaseLaw, members_UM: NDArray[np.bool_] | None, seed: int = 0
+    outcomes: SessionOutcomes,
+    decoder: Decoder,
+    law: ReleaseMechanism,
+    members_UM: NDArray[np.bool_] | None,
+    seed: int = 0,
 ) -> Composition:
     """Measure what the posteriors give away.
 
@@ -228,7 +232,7 @@ def membership_success(outcomes: SessionOutcomes, members_UM: NDArray[np.bool_])
 
 
 def worlds_named(outcomes: SessionOutcomes, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """Whether the world of the largest posterior is the realised one, bool[R]; ties are drawn."""
+    """True if the world of the largest posterior is the realised one, bool[R]; ties are drawn."""
     weights_RM = outcomes.log_weights_RM
     tied_RM = weights_RM >= weights_RM.max(axis=1, keepdims=True) - _TIE
     guess_R = np.where(tied_RM, generator.random(weights_RM.shape), -1.0).argmax(axis=1)

@@ -4,8 +4,8 @@ Unanimous steps are released without noise, so what noise costs depends on how o
 only vote for what the public model proposes (arXiv 2609.05676 reports 83.4 % and 88.5 % at k = 200).
 """
 
-from reticent.evaluation.text_means import Mean, Record
 from reticent.evaluation.vote_tensor import VoteTensor
+from reticent.stats.means import Mean, Record
 
 
 class StabilityRow(Record):

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
-from reticent.baselines.controls import Control, control_tokens
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.batch_mechanisms import batch_mechanism
+from reticent.evaluation.controls import Control, control_tokens
 from reticent.evaluation.session_batch import SessionBatch
-from reticent.evaluation.text_means import Mean, Record, TextSpans, ratio
 from reticent.evaluation.vote_tensor import VoteTensor
-from reticent.pac.laws import ReleaseLaw
+from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
+from reticent.stats.means import Mean, Record, TextSpans, ratio
 
 BUDGETS = tuple(2.0**-power for power in range(4, 33, 4))
 """2^-4 to 2^-32 in steps of 2^4, in nats a token."""
@@ -73,7 +73,7 @@ class Utility(Record):
 
 @dataclass(frozen=True)
 class UtilitySettings:
-    """What to compare.
+    """Settings of the comparison.
 
     Attributes:
         budgets: b in nats.
@@ -83,7 +83,7 @@ class UtilitySettings:
     """
 
     budgets: Sequence[float] = BUDGETS
-    laws: Sequence[ReleaseLaw] = tuple(ReleaseLaw)
+    laws: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
     num_sessions: int = 64
     seed: int = 0
 
@@ -183,7 +183,7 @@ def _controls(
 
 
 def _released_row(
-    tensor: VoteTensor, decoder: Decoder, law: ReleaseLaw, budget: float, settings: UtilitySettings, scale: _Scale
+    tensor: VoteTensor, decoder: Decoder, law: ReleaseMechanism, budget: float, settings: UtilitySettings, scale: _Scale
 ) -> UtilityRow:
     spans, dissent_N = tensor.spans, tensor.votes(decoder).dissent
     generator = np.random.default_rng([settings.seed, 1])
@@ -204,7 +204,7 @@ def _released_row(
 def _release_all(
     tensor: VoteTensor,
     decoder: Decoder,
-    law: ReleaseLaw,
+    law: ReleaseMechanism,
     budget: float,
     secrets_R: NDArray[np.int64],
     noise: SeededNoise,

@@ -1,4 +1,4 @@
-"""When to tell a user that noise eats what adaptation gains.
+"""Warnings for a user when noise eats what adaptation gains.
 
 Two rules, stated in docs/evaluate.md. They are read off the smallest budget measured, where a deployment that must last
 will work; utility hardly depends on the budget there.
@@ -6,8 +6,8 @@ will work; utility hardly depends on the budget there.
 
 from collections.abc import Iterable
 
-from reticent.evaluation.text_means import Mean
 from reticent.evaluation.utility import Utility, UtilityRow
+from reticent.stats.means import Mean
 
 LEAST_UNANIMITY = 0.65
 LEAST_KEPT = 0.5
@@ -15,7 +15,7 @@ REMEDY = "train for fewer steps, at a lower rate, on fewer layers or on more rec
 
 
 def verdict_warnings(utilities: Iterable[Utility]) -> list[str]:
-    """What the utility of each decoder warns of, most important first."""
+    """List the warnings on the utility of each decoder, most important first."""
     warnings = []
     for result in utilities:
         name = result.decoder.value

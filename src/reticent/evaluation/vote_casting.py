@@ -25,9 +25,9 @@ from reticent._files import atomic_write_bytes, sha256_of_file
 from reticent._records import package_versions
 from reticent._work_folder import WorkFolder
 from reticent.decoding.votes import Decoder, greedy_votes, gumbel_votes
-from reticent.ensemble.teacher_forced import PositionBlock, TeacherForcing
+from reticent.engine.teacher_forced import PositionBlock, TeacherForcing
 from reticent.errors import RunDirectoryError
-from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenated
+from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenate
 from reticent.protocols import Progress
 from reticent.randomness import PublicCoins
 
@@ -38,7 +38,7 @@ CANDIDATE_COUNTS = (10, 20, 50, 100, 200, 500, 1000)
 
 
 class VoteSettings(BaseModel):
-    """How votes are cast.
+    """Settings of the votes.
 
     Attributes:
         num_candidates: k of the votes that are kept.
@@ -66,7 +66,7 @@ class VoteSettings(BaseModel):
 
 
 class VoteManifest(BaseModel):
-    """What a folder of votes holds."""
+    """The contents of a folder of votes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,7 +84,7 @@ class VoteManifest(BaseModel):
 
 @dataclass(frozen=True)
 class CastingRequest:
-    """What to compute.
+    """A request to cast votes.
 
     Attributes:
         tokens: the texts' token ids, at least two each.
@@ -116,10 +116,10 @@ def cast_vote_tensor(
     """
     work = WorkFolder(request.folder, MANIFEST_NAME, "set of votes")
     work.check_free(resume)
-    wanted = _wanted(request, settings)
+    wanted = _requested_facts(request, settings)
     if work.is_finished:
         manifest = read_vote_manifest(request.folder)
-        work.check_same(_recorded(manifest), wanted, "made")
+        work.check_same(_recorded_facts(manifest), wanted, "made")
         return load_votes(request.folder)
     work.begin(wanted)
     progress.begin("votes", sum(len(tokens) for tokens in request.tokens))
@@ -131,7 +131,7 @@ def cast_vote_tensor(
             votes_of_text(forcing, tokens, coins, settings).save(path)
         parts.append(VoteTensor.load(path))
         progress.advance(len(tokens))
-    tensor = concatenated(parts)
+    tensor = concatenate(parts)
     tensor.save(request.folder / VOTES_NAME)
     _write_manifest(forcing, request, settings, tensor)
     work.tidy()
@@ -154,7 +154,7 @@ def votes_of_text(
         seconds += time.perf_counter() - began
         blocks.append(_votes_of_block(block, coins, settings, counts))
         began = time.perf_counter()
-    merged = concatenated(blocks)
+    merged = concatenate(blocks)
     targets_N = np.asarray(tokens[1:], dtype=np.int32)
     plain = {name: value for name, value in vars(merged).items() if name != "spans"}
     return VoteTensor(
@@ -206,8 +206,8 @@ def _votes_of_block(
         seconds_I=np.zeros(1),
         targets_N=np.zeros(num_positions, dtype=np.int32),
         candidates_NK=block.candidates_NK[:, :k].astype(np.int32),
-        greedy=_decoded(Decoder.GREEDY, block, logits_JNK, has_full, coins, settings, counts),
-        gumbel=_decoded(Decoder.GUMBEL, block, logits_JNK, has_full, coins, settings, counts),
+        greedy=_cast_block(Decoder.GREEDY, block, logits_JNK, has_full, coins, settings, counts),
+        gumbel=_cast_block(Decoder.GUMBEL, block, logits_JNK, has_full, coins, settings, counts),
         full_argmax_N=np.zeros(0, np.int32) if block.full_argmax_N is None else block.full_argmax_N.astype(np.int32),
         candidate_counts_L=np.array(counts),
         mass_positions_P=block.normalised_P,
@@ -217,7 +217,7 @@ def _votes_of_block(
     )
 
 
-def _decoded(
+def _cast_block(
     decoder: Decoder,
     block: PositionBlock,
     logits_JNK: NDArray[np.float32],
@@ -268,7 +268,7 @@ def _mass(block: PositionBlock, counts: Sequence[int]) -> NDArray[np.float32]:
     return mass_PL.astype(np.float32)
 
 
-def _wanted(request: CastingRequest, settings: VoteSettings) -> dict[str, Any]:
+def _requested_facts(request: CastingRequest, settings: VoteSettings) -> dict[str, Any]:
     return {
         **request.identity,
         "settings": settings.model_dump(mode="json"),
@@ -276,7 +276,7 @@ def _wanted(request: CastingRequest, settings: VoteSettings) -> dict[str, Any]:
     }
 
 
-def _recorded(manifest: VoteManifest) -> dict[str, Any]:
+def _recorded_facts(manifest: VoteManifest) -> dict[str, Any]:
     return {
         **manifest.identity,
         "settings": manifest.settings.model_dump(mode="json"),

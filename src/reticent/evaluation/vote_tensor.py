@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from reticent._files import atomic_write
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
-from reticent.evaluation.text_means import TextSpans
+from reticent.stats.means import TextSpans
 
 
 @dataclass(frozen=True)
 class DecoderVotes:
-    """What one decoder makes of every position; all rows see the same candidates and the same coins.
+    """One decoder's votes at every position; all rows see the same candidates and the same coins.
 
     Attributes:
         worlds_NM: each world's vote, int32[N, M].
@@ -39,7 +39,7 @@ class DecoderVotes:
 
     @property
     def dissent(self) -> NDArray[np.bool_]:
-        """Where at least two worlds differ, bool[N]."""
+        """Positions at which at least two worlds differ, bool[N]."""
         dissent: NDArray[np.bool_] = (self.worlds_NM != self.worlds_NM[:, :1]).any(axis=1)
         return dissent
 
@@ -103,7 +103,7 @@ class VoteTensor:
 
     @property
     def has_full(self) -> bool:
-        """Whether there is a full-data adapter."""
+        """True if there is a full-data adapter."""
         return self.greedy.full_N.size > 0
 
     def votes(self, decoder: Decoder) -> DecoderVotes:
@@ -116,7 +116,7 @@ class VoteTensor:
         Raises:
             StorageError: it cannot be written.
         """
-        arrays = _flattened(self)
+        arrays = _flatten_arrays(self)
 
         def write(scratch: Path) -> None:
             with scratch.open("wb") as file:
@@ -141,7 +141,7 @@ _STARTS = ("offsets",)
 _POSITIONS = ("mass_positions_P", "logit_positions_F")
 
 
-def concatenated(parts: Sequence[VoteTensor]) -> VoteTensor:
+def concatenate(parts: Sequence[VoteTensor]) -> VoteTensor:
     """One tensor over all texts of several, in order.
 
     Raises:
@@ -152,14 +152,14 @@ def concatenated(parts: Sequence[VoteTensor]) -> VoteTensor:
     if len({(part.num_worlds, part.num_candidates, part.has_full, *part.candidate_counts_L) for part in parts}) > 1:
         raise InvalidValueError("votes of different settings cannot be joined")
     starts = np.cumsum([0, *(part.num_positions for part in parts)])
-    joined = _joined(parts, _plain_fields(), starts)
+    joined = _join_arrays(parts, _plain_fields(), starts)
     for decoder in _DECODERS:
         votes = [getattr(part, decoder) for part in parts]
-        joined[decoder] = DecoderVotes(**_joined(votes, [f.name for f in fields(DecoderVotes)], starts))
+        joined[decoder] = DecoderVotes(**_join_arrays(votes, [f.name for f in fields(DecoderVotes)], starts))
     return VoteTensor(**joined)
 
 
-def _joined(parts: Sequence[Any], names: Sequence[str], starts: NDArray[np.int64]) -> dict[str, Any]:
+def _join_arrays(parts: Sequence[Any], names: Sequence[str], starts: NDArray[np.int64]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in names:
         arrays = [getattr(part, name) for part in parts]
@@ -179,7 +179,7 @@ def _plain_fields() -> list[str]:
     return [f.name for f in fields(VoteTensor) if f.init and f.name not in _DECODERS]
 
 
-def _flattened(tensor: VoteTensor) -> Mapping[str, NDArray[Any]]:
+def _flatten_arrays(tensor: VoteTensor) -> Mapping[str, NDArray[Any]]:
     arrays = {name: getattr(tensor, name) for name in _plain_fields()}
     for decoder in _DECODERS:
         votes = getattr(tensor, decoder)

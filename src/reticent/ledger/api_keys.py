@@ -34,7 +34,7 @@ _YEAR_10000: Final = 253_402_300_800
 
 
 class Scope(StrEnum):
-    """What a key is for."""
+    """The scope of a key."""
 
     GENERATE = "generate"
     ADMIN = "admin"
@@ -66,16 +66,16 @@ class ApiKey:
     expires: int | None = None
 
     def has_expired(self, now: float) -> bool:
-        """Whether its time is over at `now`, seconds since 1970."""
+        """True if its time is over at `now`, seconds since 1970."""
         return self.expires is not None and not now < self.expires
 
     def is_live(self, now: float) -> bool:
-        """Whether it is accepted at `now`, seconds since 1970."""
+        """True if it is accepted at `now`, seconds since 1970."""
         return self.revoked is None and not self.has_expired(now)
 
 
 class KeyChanges(TypedDict, total=False):
-    """What may change in a key; see `ApiKey`."""
+    """Changes to a key; see `ApiKey`."""
 
     name: str
     tokens_per_minute: int | None
@@ -161,7 +161,8 @@ class KeyTable:
                 return []
             columns = [column for column in api_keys.columns if column.name in present]
             return [
-                _stored(row) for row in connection.execute(select(*columns).order_by(api_keys.c.created, api_keys.c.id))
+                _row_to_key(row)
+                for row in connection.execute(select(*columns).order_by(api_keys.c.created, api_keys.c.id))
             ]
 
     def find(self, text: str) -> ApiKey:
@@ -266,7 +267,7 @@ def _digest(salt: bytes, secret: str) -> bytes:
     return hashlib.sha256(salt + secret.encode(errors="surrogatepass")).digest()
 
 
-def _stored(row: Row[Any]) -> StoredKey:
+def _row_to_key(row: Row[Any]) -> StoredKey:
     scopes = frozenset(Scope(scope) for scope in row.scopes.split())
     expires = getattr(row, "expires", None)
     key = ApiKey(row.id, row.name, scopes, row.tokens_per_minute, row.total_tokens, row.created, row.revoked, expires)

@@ -24,7 +24,7 @@ _FIXED: Final = struct.Struct(">QQQL16siii")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a chain adds up to: releases, units of 2^-64 nat, and the digest of the last row."""
+    """Totals of a chain: releases, units of 2^-64 nat, and the digest of the last row."""
 
     releases: int
     units: int

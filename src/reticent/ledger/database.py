@@ -1,4 +1,4 @@
-"""Where a ledger lies, and how to connect to it: a SQLite file of the run directory, or a PostgreSQL database by URL.
+"""Databases of ledgers and connections to them: a SQLite file of the run directory, or a PostgreSQL database by URL.
 
 Contract. A committed write is durable: SQLite runs in WAL mode and syncs at every commit, PostgreSQL is told to answer
 only after its log is synced. Readers see one snapshot, cannot write, and never create a database: one that is gone is
@@ -70,7 +70,7 @@ class Database:
 
     @property
     def missing(self) -> bool:
-        """Whether this is a SQLite file that does not exist."""
+        """True if this is a SQLite file that does not exist."""
         return self.file is not None and not self.file.exists()
 
     def file_identity(self) -> tuple[int, int] | None:

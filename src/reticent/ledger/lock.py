@@ -52,7 +52,7 @@ class RunLock:
         self._descriptors: list[int] = []
         try:
             for path in self._paths:
-                self._descriptors.append(_locked(path, busy(path.parent)))
+                self._descriptors.append(_acquire_file_lock(path, busy(path.parent)))
         except BaseException:
             self.close()
             raise
@@ -64,12 +64,12 @@ class RunLock:
             DeploymentStateError: another process holds it.
             StorageError: it cannot be opened.
         """
-        self._descriptors.append(_locked(deployment_lock, _busy_elsewhere()))
+        self._descriptors.append(_acquire_file_lock(deployment_lock, _busy_elsewhere()))
         self._paths.append(deployment_lock)
 
     @property
     def held(self) -> bool:
-        """Whether the lock is still open."""
+        """True if the lock is still open."""
         return bool(self._descriptors)
 
     @property
@@ -80,7 +80,7 @@ class RunLock:
 
     @property
     def ledger_place(self) -> str:
-        """Where the ledger of that deployment was last opened; "" where none was."""
+        """The place where that deployment's ledger was last opened; "" where none was."""
         return self._memory()[1]
 
     def remember(self, deployment_id: str, database: Database) -> None:
@@ -136,7 +136,7 @@ class RunLock:
 
 
 def is_deployment_id(text: str) -> bool:
-    """Whether a text is the name of a deployment: 32 hexadecimal digits, which are safe in a file name."""
+    """True if a text is the name of a deployment: 32 hexadecimal digits, which are safe in a file name."""
     return len(text) == _ID_DIGITS and set(text) <= set("0123456789abcdef")
 
 
@@ -184,7 +184,7 @@ def _busy_elsewhere() -> DeploymentStateError:
     )
 
 
-def _locked(path: Path, refusal: DeploymentStateError) -> int:
+def _acquire_file_lock(path: Path, refusal: DeploymentStateError) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How a deployment's ledger is created or opened again, under the run's lock.
+"""Creation and opening of a deployment's ledger, under the run's lock.
 
 Guarantee: a run gets a new secret only if it never had one, as far as its lock file and the database know; whatever is
 opened has been verified from its first release to its last. A creation that fails leaves nothing that blocks the next.
@@ -15,11 +15,11 @@ from sqlalchemy import insert
 from reticent.errors import DeploymentStateError, InvalidValueError
 from reticent.ledger import chain, schema
 from reticent.ledger.database import Database
+from reticent.ledger.high_water_mark import LastRelease, Mark, read_mark
+from reticent.ledger.keys import Keyring, StateKey
 from reticent.ledger.lock import RunLock
-from reticent.ledger.mark import LastRelease, Mark, read_mark
-from reticent.ledger.reading import LedgerReader, read_header, require_run
-from reticent.ledger.sealing import Checkpoint, Header, run_digest, seal
-from reticent.ledger.secret import Keyring, StateKey
+from reticent.ledger.reader import LedgerReader, read_header, require_run
+from reticent.ledger.sealing import Header, LedgerCheckpoint, run_digest, seal
 from reticent.ledger.writer import Writer
 from reticent.pac.accounting import cap_units, units_to_nats
 from reticent.pac.curator import CuratorState
@@ -33,7 +33,7 @@ class Opened:
     mark: Mark
     key: StateKey
     header: Header
-    checkpoint: Checkpoint
+    checkpoint: LedgerCheckpoint
 
     def close(self) -> None:
         """Let go of the database and the mark."""
@@ -66,7 +66,7 @@ def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, ini
         StorageError: something cannot be written.
     """
     header = Header(schema.SCHEMA_VERSION, secrets.token_hex(16), run_digest(run_id))
-    checkpoint = Checkpoint(initial, chain.first_digest(header.deployment_id, header.run_digest))
+    checkpoint = LedgerCheckpoint(initial, chain.first_digest(header.deployment_id, header.run_digest))
     with contextlib.ExitStack() as undo:
         if database.missing:
             undo.callback(database.delete_file)
@@ -185,7 +185,7 @@ def with_cap(opened: Opened, total_budget: float | None) -> Opened:
             f"total-budget {total_budget:.6g} nats: {units_to_nats(state.spent_units):.6g} nats are spent already; "
             "give at least as much"
         )
-    checkpoint = Checkpoint(replace(state, cap_units=cap), opened.checkpoint.head)
+    checkpoint = LedgerCheckpoint(replace(state, cap_units=cap), opened.checkpoint.head)
     sealed = seal(opened.key, opened.header, checkpoint)
     opened.writer.advance(state.tokens_released, state.tokens_released, sealed, [])
     return replace(opened, checkpoint=checkpoint)

@@ -31,7 +31,7 @@ class DiskRoom:
         self._found_at = -float("inf")
 
     def is_there(self) -> bool:
-        """Whether 256 KiB can be written durably, now or a second ago."""
+        """True if 256 KiB can be written durably, now or a second ago."""
         with self._lock:
             if self._clock() - self._found_at < _LASTS_SECONDS:
                 return True

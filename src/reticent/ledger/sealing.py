@@ -1,4 +1,4 @@
-"""How a deployment's state is sealed for the database.
+"""Sealing of a deployment's state for the database.
 
 Guarantee: what `unseal` returns was sealed under the deployment's key for this deployment, this run and this schema.
 The size of the sealed bytes depends on the number of worlds alone.
@@ -13,7 +13,7 @@ import numpy as np
 
 from reticent.errors import DeploymentStateError
 from reticent.ledger.chain import Totals
-from reticent.ledger.secret import StateKey
+from reticent.ledger.keys import StateKey
 from reticent.pac.curator import CuratorState
 
 _MAGIC: Final = b"RETICENT"
@@ -25,7 +25,7 @@ _POSTERIOR_TYPE: Final = np.dtype(">f8")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is sealed along, and lies beside the sealed bytes in the clear: all of it is authenticated."""
+    """The header sealed along, which lies beside the sealed bytes in the clear: all of it is authenticated."""
 
     schema: int
     deployment_id: str
@@ -37,7 +37,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class LedgerCheckpoint:
     """A deployment's state together with the head of the chain of releases that led to it."""
 
     state: CuratorState
@@ -45,7 +45,7 @@ class Checkpoint:
 
     @property
     def totals(self) -> Totals:
-        """What the chain must add up to."""
+        """The totals that the chain must add up to."""
         return Totals(self.state.tokens_released, self.state.spent_units, self.head)
 
 
@@ -54,7 +54,7 @@ def run_digest(run_id: str) -> bytes:
     return hashlib.sha256(run_id.encode()).digest()
 
 
-def seal(key: StateKey, header: Header, checkpoint: Checkpoint) -> bytes:
+def seal(key: StateKey, header: Header, checkpoint: LedgerCheckpoint) -> bytes:
     """Encrypt and authenticate a checkpoint."""
     state = checkpoint.state
     counts = _COUNTS.pack(
@@ -69,7 +69,7 @@ def seal(key: StateKey, header: Header, checkpoint: Checkpoint) -> bytes:
     return key.seal(counts + state.log_posterior.astype(_POSTERIOR_TYPE).tobytes(), header.to_bytes())
 
 
-def unseal(key: StateKey, header: Header, sealed: bytes) -> Checkpoint:
+def unseal(key: StateKey, header: Header, sealed: bytes) -> LedgerCheckpoint:
     """Recover a checkpoint.
 
     Raises:
@@ -91,4 +91,4 @@ def unseal(key: StateKey, header: Header, sealed: bytes) -> Checkpoint:
         tokens_released=tokens_released,
         dissenting_steps=dissenting_steps,
     )
-    return Checkpoint(state, head)
+    return LedgerCheckpoint(state, head)

@@ -27,8 +27,9 @@ from typing import Any, Final, Self
 from reticent.errors import DeploymentStateError, InvalidValueError
 from reticent.ledger import chain, schema
 from reticent.ledger.database import Database
+from reticent.ledger.high_water_mark import LastRelease
+from reticent.ledger.keys import Keyring
 from reticent.ledger.lock import RunLock
-from reticent.ledger.mark import LastRelease
 from reticent.ledger.opening import (
     Opened,
     continue_from,
@@ -39,8 +40,7 @@ from reticent.ledger.opening import (
     with_cap,
 )
 from reticent.ledger.room import DiskRoom
-from reticent.ledger.sealing import Checkpoint, seal, unseal
-from reticent.ledger.secret import Keyring
+from reticent.ledger.sealing import LedgerCheckpoint, seal, unseal
 from reticent.ledger.writer import probe
 from reticent.pac.curator import Curator, CuratorState, ReleaseRecord
 from reticent.randomness import NoiseSource
@@ -126,7 +126,7 @@ class Ledger:
 
     @property
     def database(self) -> Database:
-        """Where the ledger lies."""
+        """The place of the ledger."""
         return self._database
 
     def commit(self, state: CuratorState, records: Sequence[ReleaseRecord]) -> None:
@@ -153,7 +153,7 @@ class Ledger:
             row = _row(number, now, record)
             head = chain.digest(head, **row)
             rows.append(row | {"digest": head})
-        sealed = seal(self._opened.key, self._opened.header, Checkpoint(state, head))
+        sealed = seal(self._opened.key, self._opened.header, LedgerCheckpoint(state, head))
         self._attempted_head = head
         self._opened.writer.advance(self._tokens, state.tokens_released, sealed, rows)
         self._opened.mark.raise_to(LastRelease(state.tokens_released, head))
@@ -180,7 +180,7 @@ class Ledger:
         return checkpoint.state
 
     def healthy(self) -> bool:
-        """Whether a release could be committed now, as far as can be told without making one.
+        """True if a release could be committed now, as far as can be told without making one.
 
         Asks the database on a connection of its own; after a failed commit, whether it can be written again. The disks
         of the ledger's file and of the mark must take more bytes.

@@ -1,4 +1,4 @@
-"""How many tokens were released, for whom and when: read from the releases of a ledger that may be in use.
+"""Usage counts: tokens released, for whom and when, read from the releases of a ledger that may be in use.
 
 Takes no lock and no key; counts only, so nothing secret is read.
 """
@@ -17,7 +17,7 @@ SECONDS_AN_HOUR: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What was released for one API key: tokens, and their charges in whole units of 2^-64 nat."""
+    """Releases for one API key: tokens, and their charges in whole units of 2^-64 nat."""
 
     tokens: int = 0
     units: int = 0

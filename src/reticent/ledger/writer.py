@@ -50,7 +50,7 @@ class Writer:
 
     @property
     def has_its_file(self) -> bool:
-        """Whether the file that was opened is still in its place; True for PostgreSQL."""
+        """True if the file that was opened is still in its place; True for PostgreSQL."""
         return self._database.file_identity() == self._file
 
     @contextlib.contextmanager
@@ -63,7 +63,7 @@ class Writer:
         """
         try:
             with self._database.errors():
-                connection = self._connected()
+                connection = self._require_connection()
                 with connection.begin():
                     yield connection
         except BaseException:
@@ -92,7 +92,7 @@ class Writer:
         values = {"epoch": self._epoch, "before": before, "after": after, "bytes": sealed}
         with self.transaction() as connection:
             if connection.execute(_ADVANCE, values).rowcount != 1:
-                raise self._passed_over()
+                raise self._superseded_error()
             if rows:
                 connection.execute(_APPEND, rows)
 
@@ -108,7 +108,7 @@ class Writer:
             if row is None:
                 raise state_missing(self._database)
             if row.writer_epoch != self._epoch:
-                raise self._passed_over()
+                raise self._superseded_error()
         return bytes(row.sealed)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Writer:
         self._drop()
         self._engine.dispose()
 
-    def _connected(self) -> Connection:
+    def _require_connection(self) -> Connection:
         if not self.has_its_file:
             # A connection would go on writing to the file that is no longer there, or create an empty one.
             raise DeploymentStateError(
@@ -146,7 +146,7 @@ class Writer:
                 connection.invalidate()
                 connection.close()
 
-    def _passed_over(self) -> DeploymentStateError:
+    def _superseded_error(self) -> DeploymentStateError:
         return DeploymentStateError(
             f"another process has opened {self._database} since, or another state was put there; this one releases "
             "nothing more. A deployment has one writer: stop one of them, then start again"
@@ -154,7 +154,7 @@ class Writer:
 
 
 def probe(database: Database, epoch: int, *, write: bool) -> bool:
-    """Whether a database answers on a fresh connection and `epoch` is its latest writer.
+    """True if a database answers on a fresh connection and `epoch` is its latest writer.
 
     Args:
         database: where the ledger lies.

@@ -23,7 +23,7 @@ _POWER_OF_TWO = re.compile(r"2\^([+-]?\d{1,5})", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?", re.ASCII)
 
 
-def validated_step_budget(step_budget: float) -> float:
+def check_step_budget(step_budget: float) -> float:
     """Return a step budget in nats if every release law can represent it: the one rule for what a token may cost.
 
     Raises:
@@ -72,7 +72,7 @@ def parse_nats(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a deployment has spent, and may spend, over its whole life.
+    """The account of a deployment: what it has spent, and may spend, over its whole life.
 
     Attributes:
         spent_units: information charged so far, in units of 2^-64 nat.

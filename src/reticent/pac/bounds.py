@@ -1,4 +1,4 @@
-"""What a number of nats buys an adversary, and what a deployment may spend (arXiv 2601.14033, 2609.05676).
+"""Bounds: an adversary's success for a number of nats, and budgets for a bound (arXiv 2601.14033, 2609.05676).
 
 Formal guarantee: if all releases carry I(S; output) ≤ B nats, no adversary guesses a property of S that has prior
 probability δ with probability above the largest s with kl(s ‖ δ) ≤ B, kl the binary divergence in nats. A record is in
@@ -20,8 +20,8 @@ from fractions import Fraction
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
-from reticent.pac._divergence import phi
-from reticent.pac.accounting import NATS_PER_UNIT, cap_units, charge_units, validated_step_budget
+from reticent.pac.accounting import NATS_PER_UNIT, cap_units, charge_units, check_step_budget
+from reticent.pac.divergence import phi
 
 MEMBERSHIP_PRIOR = 0.5
 
@@ -99,7 +99,7 @@ def nats_for_success(success: float, prior: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BudgetPlan:
     """A budget for a deployment's life.
 
     Attributes:
@@ -124,7 +124,7 @@ def plan(
     step_budget: float | None = None,
     half_success: float | None = None,
     num_worlds: int = 128,
-) -> Plan:
+) -> BudgetPlan:
     """Return the plan that any two of tokens, step budget and half success determine.
 
     A derived step budget is a whole number of ledger units and derived tokens are what the ledger will allow, both
@@ -139,7 +139,7 @@ def plan(
     if tokens is not None:
         tokens = _validate.integer_in_range("tokens", tokens, 1)
     if step_budget is not None:
-        step_budget = validated_step_budget(step_budget)
+        step_budget = check_step_budget(step_budget)
     if tokens is None or step_budget is None:
         assert half_success is not None
         total_units = cap_units(nats_for_success(half_success, MEMBERSHIP_PRIOR))
@@ -154,16 +154,16 @@ def plan(
             f"a success of {half_success!r} leaves less than one token, or less than the ledger's "
             f"unit of {NATS_PER_UNIT:.3g} nats a token; raise it, or lower the step budget or the number of tokens"
         )
-    return _stated(tokens, step_budget, worlds)
+    return _make_plan(tokens, step_budget, worlds)
 
 
-def _stated(tokens: int, step_budget: float, worlds: int) -> Plan:
+def _make_plan(tokens: int, step_budget: float, worlds: int) -> BudgetPlan:
     try:
         total_nats = float(tokens * Fraction(step_budget))
     except OverflowError:
         total_nats = math.inf
     total_nats = _validate.positive_finite("tokens times step_budget", total_nats)
-    return Plan(
+    return BudgetPlan(
         step_budget=step_budget,
         tokens=tokens,
         total_nats=total_nats,

@@ -1,4 +1,4 @@
-"""How much noise one release needs (arXiv 2609.05676, on arXiv 2210.03458): MECHANISM steps 3 to 5.
+"""Calibration of the Gaussian noise of one release (arXiv 2609.05676, on arXiv 2210.03458).
 
 A release adds Gaussian noise to the one-hot vote of the realised world. Under the curator's posterior that vote has
 covariance Σ = diag(q) − q qᵀ, and noise of covariance tr(Σ^½) Σ^½ / (2b) on the sum-zero subspace is the least that
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dsyevd
 
 from reticent.errors import InvalidValueError
-from reticent.pac.accounting import validated_step_budget
+from reticent.pac.accounting import check_step_budget
 from reticent.pac.posterior import Posterior
 
 _RELATIVE_FLOOR = 2.0**-52
@@ -95,7 +95,7 @@ def vote_weights(index_M: NDArray[np.int64], posterior: Posterior) -> NDArray[np
     return mass_A
 
 
-def validated_vote_weights(vote_weights_A: NDArray[np.float64]) -> NDArray[np.float64]:
+def check_vote_weights(vote_weights_A: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return vote weights, divided by their sum, if they are a law over at least two tokens.
 
     Raises:
@@ -121,8 +121,8 @@ def calibrate(vote_weights_A: NDArray[np.float64], step_budget: float) -> Calibr
     Raises:
         InvalidValueError: fewer than two tokens, a negative mass, masses that do not sum to 1, or b out of range.
     """
-    step_budget = validated_step_budget(step_budget)
-    weights_A = validated_vote_weights(vote_weights_A)
+    step_budget = check_step_budget(step_budget)
+    weights_A = check_vote_weights(vote_weights_A)
     if weights_A.size == 2:
         return _two_way(weights_A, step_budget)
     return _many_way(weights_A, step_budget)

@@ -34,8 +34,8 @@ from reticent.errors import InvalidValueError
 from reticent.pac import accounting, bounds
 from reticent.pac.accounting import Account
 from reticent.pac.calibration import active_votes, vote_weights
-from reticent.pac.laws import ReleaseLaw, mechanism_for
-from reticent.pac.mechanism import Mechanism
+from reticent.pac.gaussian import Mechanism
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.pac.posterior import Posterior
 from reticent.randomness import NoiseSource
 
@@ -88,7 +88,7 @@ class Ballot:
         step: position of the token in its answer.
         coin_key: the 16-byte key of the public coins behind the votes, or None for a decoder without coins.
         key_id: identifier of the API key that asked, or None.
-        release_law: how the realised world's vote becomes a token. The charge is the same for every law, and a
+        release_mechanism: how the realised world's vote becomes a token. The charge is the same for every law, and a
             deployment may change from one to another: the posterior carries what each has told.
     """
 
@@ -98,7 +98,7 @@ class Ballot:
     step: int
     coin_key: bytes | None = None
     key_id: str | None = None
-    release_law: ReleaseLaw = ReleaseLaw.GAUSSIAN
+    release_mechanism: ReleaseMechanism = ReleaseMechanism.GAUSSIAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Curator:
 
     @property
     def account(self) -> Account:
-        """What has been spent and may be spent."""
+        """The account: what has been spent and may be spent."""
         return self._account
 
     @property
@@ -222,7 +222,7 @@ class Curator:
         request: str,
         step: int,
         coin_key: bytes | None = None,
-        release_law: ReleaseLaw = ReleaseLaw.GAUSSIAN,
+        release_mechanism: ReleaseMechanism = ReleaseMechanism.GAUSSIAN,
     ) -> ReleasedToken:
         """Release one token, commit its charge, and return it.
 
@@ -232,14 +232,14 @@ class Curator:
             request: identifier of the request, for the record.
             step: position of the token in its answer, for the record.
             coin_key: key of the public coins behind the votes, for the record.
-            release_law: how the realised world's vote becomes a token.
+            release_mechanism: how the realised world's vote becomes a token.
 
         Raises:
             InvalidValueError: malformed votes, or a budget out of range.
             BudgetExhaustedError: the charge would pass the cap; nothing was drawn or changed.
             Exception: whatever the store raises; nothing was changed and no token leaves.
         """
-        ballot = Ballot(votes_M, step_budget, request, step, coin_key, release_law=release_law)
+        ballot = Ballot(votes_M, step_budget, request, step, coin_key, release_mechanism=release_mechanism)
         released = self.release_many([ballot])[0]
         if released is None:
             self._account.charged(accounting.charge_units(step_budget))
@@ -306,7 +306,7 @@ class Curator:
         active_A, index_M = active_votes(votes_M)
         if not active_A[0] >= 0:
             raise InvalidValueError(f"votes must be token ids of at least 0, got {int(active_A[0])}")
-        mechanism = mechanism_for(ballot.release_law, ballot.step_budget)
+        mechanism = mechanism_for(ballot.release_mechanism, ballot.step_budget)
         return _Count(active_A, index_M, mechanism, accounting.charge_units(ballot.step_budget))
 
     def __repr__(self) -> str:
@@ -323,7 +323,7 @@ class _Count:
     charge_units: int
 
     def record(self, ballot: Ballot) -> ReleaseRecord:
-        """What the ledger keeps of this release."""
+        """The record that the ledger keeps of this release."""
         return ReleaseRecord(
             ballot.step, ballot.request, ballot.coin_key, self.active_A.size, self.charge_units, ballot.key_id
         )

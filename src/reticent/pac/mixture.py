@@ -33,10 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent.errors import InvalidValueError
-from reticent.pac._divergence import phi
-from reticent.pac.accounting import validated_step_budget
-from reticent.pac.calibration import validated_vote_weights
-from reticent.pac.mechanism import Release, require_world
+from reticent.pac.accounting import check_step_budget
+from reticent.pac.calibration import check_vote_weights
+from reticent.pac.divergence import phi
+from reticent.pac.gaussian import Release, require_world
 from reticent.randomness import NoiseSource
 
 _LEAST_MASS = 2.0**-1000
@@ -84,7 +84,7 @@ class MixtureMechanism:
     step_budget: float
 
     def __post_init__(self) -> None:
-        validated_step_budget(self.step_budget)
+        check_step_budget(self.step_budget)
 
     def calibrate(self, vote_weights_A: NDArray[np.float64]) -> MixtureCalibration:
         """Return the law that holds one release to the step budget.
@@ -95,7 +95,7 @@ class MixtureMechanism:
         Raises:
             InvalidValueError: fewer than two tokens, a negative mass, or masses that do not sum to 1.
         """
-        weights_A = np.maximum(validated_vote_weights(vote_weights_A), _LEAST_MASS)
+        weights_A = np.maximum(check_vote_weights(vote_weights_A), _LEAST_MASS)
         return MixtureCalibration(self.step_budget, weights_A, _largest_keep_probability(weights_A, self.step_budget))
 
     def release(

@@ -1,1 +1,1 @@
-"""What was measured, as documents: a report model, figures, and HTML, Markdown, CSV and JSON renderings."""
+"""Measurements as documents: a report model, figures, and HTML, Markdown, CSV and JSON renderings."""

@@ -12,8 +12,8 @@ The page states what was done. What follows from it in law is not for a program 
 import math
 from dataclasses import dataclass
 
-from reticent.audit.metrics.rates import NONMEMBERS_TIMES_FPR
-from reticent.audit.results import AttackResult, AuditResult
+from reticent.auditing.metrics.rates import NONMEMBERS_TIMES_FPR
+from reticent.auditing.results import AttackResult, AuditResult
 from reticent.reports.model import Paragraph, Reference, Section, Table
 
 EDPB_URL = "https://www.edpb.europa.eu/system/files/2024-12/edpb_opinion_202428_ai-models_en.pdf"
@@ -48,16 +48,16 @@ class Finding:
 
 
 def findings(result: AuditResult) -> tuple[Finding, ...]:
-    """What an audit tested of each class of attack that the two sources name."""
+    """List what an audit tested of each class of attack that the two sources name."""
     return (
         _membership(result),
-        _untested("Attribute inference", "no attack here guesses an unknown attribute of a known person"),
-        _untested(
+        _untested_finding("Attribute inference", "no attack here guesses an unknown attribute of a known person"),
+        _untested_finding(
             "Exfiltration",
             "read as taking out training texts in bulk, without knowing how they begin; no such attack was run",
         ),
         _regurgitation(result),
-        _untested("Model inversion", "no attack here searches for inputs that explain the model's outputs"),
+        _untested_finding("Model inversion", "no attack here searches for inputs that explain the model's outputs"),
         _reconstruction(result),
         *_aisvs(result),
     )
@@ -97,7 +97,7 @@ def evidence_section(result: AuditResult) -> Section:
 
 
 def texts_needed(fpr: float) -> int:
-    """How many non-members a false-positive rate needs to have a figure: the inverse of `lowest_reportable_fpr`."""
+    """Count the non-members that a false-positive rate needs for a figure: the inverse of `lowest_reportable_fpr`."""
     return math.ceil(round(NONMEMBERS_TIMES_FPR / fpr, 9))
 
 
@@ -125,7 +125,7 @@ def _titles(attacks: tuple[AttackResult, ...]) -> str:
     return ", ".join(attack.title for attack in attacks)
 
 
-def _untested(attack_class: str, why: str) -> Finding:
+def _untested_finding(attack_class: str, why: str) -> Finding:
     return Finding(attack_class, _EDPB, NOT_TESTED, why, "", "")
 
 
@@ -156,7 +156,7 @@ def _regurgitation(result: AuditResult) -> Finding:
     tried = [canary for canary in result.canaries if canary.extracted_greedy or canary.extracted_sampled]
     if not tried:
         why = "no canaries were planted in this corpus, so nothing was there to be emitted and counted"
-        return _untested("Regurgitation of training data", why)
+        return _untested_finding("Regurgitation of training data", why)
     number = sum(canary.num_canaries for canary in tried)
     samples = max(canary.samples_per_canary for canary in tried)
     return Finding(
@@ -173,7 +173,7 @@ def _regurgitation(result: AuditResult) -> Finding:
 def _reconstruction(result: AuditResult) -> Finding:
     exposures = [exposure for canary in result.canaries for exposure in canary.exposures]
     if not exposures:
-        return _untested("Reconstruction", "no attack here rebuilds a training text from the model")
+        return _untested_finding("Reconstruction", "no attack here rebuilds a training text from the model")
     return Finding(
         "Reconstruction",
         _EDPB,

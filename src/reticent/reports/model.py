@@ -1,4 +1,4 @@
-"""What a report says, apart from how it looks: sections of paragraphs, facts, tables with intervals, and figures.
+"""The contents of a report, apart from its looks: sections of paragraphs, facts, tables with intervals, and figures.
 
 Every kind of report is built as a `Report` and rendered by `reticent.reports.render`. All classes are frozen and
 survive a round trip through JSON; numbers are finite, and a number that does not exist is `None` or text that says why.
@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from reticent.audit.results import Estimate
+from reticent.auditing.results import Estimate
 
 SCHEMA_VERSION = 1
 
@@ -78,7 +78,7 @@ class Series(_Part):
     high: tuple[FiniteFloat, ...] | None = None
 
     @model_validator(mode="after")
-    def _aligned(self) -> Self:
+    def _check_aligned(self) -> Self:
         lengths = {len(part) for part in (self.x, self.y, self.low, self.high) if part is not None}
         if len(lengths) != 1 or (self.low is None) != (self.high is None):
             raise ValueError(f"series {self.label!r}: x, y and the band's two sides must have one length")
@@ -86,7 +86,7 @@ class Series(_Part):
 
 
 class _Figure(_Part):
-    """What all figures have: a title, and a description for whoever cannot see it."""
+    """The parts that all figures have: a title, and a description for whoever cannot see it."""
 
     title: str
     description: str

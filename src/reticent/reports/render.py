@@ -13,9 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from reticent._files import atomic_write_bytes
-from reticent.audit.results import AuditResult, Estimate
+from reticent.auditing.results import AuditResult, Estimate
 from reticent.errors import StorageError
-from reticent.reports.audit_report import audit_report
+from reticent.reports.audit import audit_report
 from reticent.reports.model import Block, Cell, Facts, Figure, Paragraph, Reference, Report, Table
 from reticent.reports.plots import svg_of
 

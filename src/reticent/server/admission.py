@@ -1,4 +1,4 @@
-"""What a request is held against before any work is done for it: limits, budget, quota and rate.
+"""Checks of a request before any work is done for it: limits, budget, quota and rate.
 
 Contract: a request is measured by what it asks for, `n` times its prompts and the longest answer to each. That is taken
 from its key's rate here, before a prompt is tokenised, and what was not written is given back when its answers end. A
@@ -43,7 +43,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much a request asks for.
+    """The amount that a request asks for.
 
     Attributes:
         num_choices: answers to each prompt.

@@ -9,38 +9,38 @@ from typing import Any
 
 from fastapi import Request
 
-from reticent.decoding.drafts import Pace
+from reticent.decoding.speculative import DraftLength
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ledger.api_keys import ApiKey
 from reticent.randomness import PublicCoins
 from reticent.server import errors
 from reticent.server.admission import Admission
-from reticent.server.batching import ClosingError
 from reticent.server.errors import ApiError
-from reticent.server.jobs import Ending, Job, TokenSource
+from reticent.server.jobs import FinishReason, Job, TokenSource
 from reticent.server.metering import KeyMeter
 from reticent.server.request_trace import current_trace
+from reticent.server.scheduler import ClosingError
 from reticent.server.service import Service
 from reticent.server.streaming import AnswerText
 from reticent.server.turns import QueueFullError
 
 logger = logging.getLogger("reticent.server")
 
-_ERRORS: dict[Ending, Callable[[], ApiError]] = {
-    Ending.BUDGET: errors.budget_exhausted,
-    Ending.QUOTA: errors.quota_exhausted,
-    Ending.KEY_ENDED: errors.key_ended,
-    Ending.STORAGE: errors.storage_failed,
-    Ending.SHUTDOWN: errors.shutting_down,
-    Ending.CANCELLED: errors.client_left,
-    Ending.FAULT: errors.internal_error,
+_ERRORS: dict[FinishReason, Callable[[], ApiError]] = {
+    FinishReason.BUDGET: errors.budget_exhausted,
+    FinishReason.QUOTA: errors.quota_exhausted,
+    FinishReason.KEY_ENDED: errors.key_ended,
+    FinishReason.STORAGE: errors.storage_failed,
+    FinishReason.SHUTDOWN: errors.shutting_down,
+    FinishReason.CANCELLED: errors.client_left,
+    FinishReason.FAULT: errors.internal_error,
 }
-CUT_SHORT = (Ending.BUDGET, Ending.QUOTA)
+CUT_SHORT = (FinishReason.BUDGET, FinishReason.QUOTA)
 """Endings after which the tokens before them are still an answer."""
 
 
-def error_of(ending: Ending) -> ApiError | None:
-    """What a client is told of an ending; None where the answer is whole."""
+def error_of(ending: FinishReason) -> ApiError | None:
+    """Make the client's error for a finish reason; None where the answer is whole."""
     make = _ERRORS.get(ending)
     return None if make is None else make()
 
@@ -61,7 +61,7 @@ class Finished:
     index: int
     rest: str
     text: str
-    ending: Ending
+    ending: FinishReason
     num_private: int
     num_public: int
 
@@ -103,7 +103,7 @@ class ChoiceSink:
             self._post(Piece(self._index, piece, source))
         return not self._text.stopped
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: FinishReason) -> None:
         """Take the end."""
         self.ended_at = time.perf_counter()
         try:
@@ -114,15 +114,15 @@ class ChoiceSink:
                 type(error).__name__,
                 extra={"request_id": self._request_id},
             )
-            rest, ending = "", Ending.FAULT
-        if ending is Ending.LENGTH and self._text.stopped:
-            ending = Ending.STOP
+            rest, ending = "", FinishReason.FAULT
+        if ending is FinishReason.LENGTH and self._text.stopped:
+            ending = FinishReason.STOP
         private, public = self._counts[TokenSource.PRIVATE], self._counts[TokenSource.PUBLIC]
         self._post(Finished(self._index, rest, "".join([*self._shown, rest]), ending, private, public))
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationRequest:
     """A request in tokens.
 
     Attributes:
@@ -167,7 +167,7 @@ def decoding_for(service: Service, temperature: float | None) -> DecodingSetting
 class Answers:
     """The answers to one request, running; make them with `start`."""
 
-    def __init__(self, service: Service, asked: Asked) -> None:
+    def __init__(self, service: Service, asked: GenerationRequest) -> None:
         self._service = service
         self.asked = asked
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
@@ -178,7 +178,7 @@ class Answers:
         self.finished: dict[int, Finished] = {}
 
     @classmethod
-    def start(cls, service: Service, asked: Asked) -> "Answers":
+    def start(cls, service: Service, asked: GenerationRequest) -> "Answers":
         """Start all answers of a request, or none.
 
         Raises:
@@ -195,7 +195,7 @@ class Answers:
 
     @property
     def num_answers(self) -> int:
-        """How many answers there are."""
+        """The number of answers."""
         return len(self._jobs)
 
     @property
@@ -210,7 +210,7 @@ class Answers:
 
     @property
     def meter(self) -> KeyMeter:
-        """What the asking key has used, and may still have."""
+        """The meter of the asking key: what it has used, and may still have."""
         return self.asked.admission.meter
 
     async def events(self) -> AsyncGenerator[Event]:
@@ -219,8 +219,8 @@ class Answers:
             while len(self.finished) < len(self._jobs):
                 event = await self._queue.get()
                 if isinstance(event, Finished):
-                    if self._key_has_ended and event.ending is Ending.CANCELLED:
-                        event = replace(event, ending=Ending.KEY_ENDED)
+                    if self._key_has_ended and event.ending is FinishReason.CANCELLED:
+                        event = replace(event, ending=FinishReason.KEY_ENDED)
                     self.finished[event.index] = event
                 yield event
         finally:
@@ -243,7 +243,7 @@ class Answers:
         metrics = self._service.metrics
         for index, (job, sink) in enumerate(zip(self._jobs, self._sinks, strict=True)):
             end = self.finished.get(index)
-            metrics.ended(Ending.CANCELLED if end is None else end.ending)
+            metrics.ended(FinishReason.CANCELLED if end is None else end.ending)
             for timing, moment in (
                 (metrics.times.queue, job.admitted),
                 (metrics.times.first_token, sink.first_token_at),
@@ -295,7 +295,7 @@ class Answers:
                         stop_tokens=prompts.stop_tokens,
                         sink=sink,
                         allowance=asked.admission.meter,
-                        pace=Pace(self._service.settings.num_drafts),
+                        pace=DraftLength(self._service.settings.num_drafts),
                         request_id=self._trace.id,
                     )
                 )

@@ -1,4 +1,4 @@
-"""Who asks, and may they: bearer keys with scopes.
+"""Authentication and authorisation: bearer keys with scopes.
 
 Contract. A deployment that has, or ever had, a key serves only requests with a live one; where its keys cannot be read,
 or are gone, it serves nobody. A deployment that never had a key serves everyone, which is why the server then binds to
@@ -92,7 +92,7 @@ class KeyDirectory:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own."""
+    """True if a name or address is this machine's own."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -106,7 +106,7 @@ def _named_host(request: Request) -> str:
 
 
 def _is_forwarded(request: Request) -> bool:
-    """Whether a proxy says that it passes this request on for somebody else."""
+    """True if a proxy says that it passes this request on for somebody else."""
     return any(name in _FORWARDING or name.startswith("x-forwarded-") for name in request.headers)
 
 

@@ -35,7 +35,7 @@ _BACKLOG: Final = 512
 
 
 class ConnectionObserver(Protocol):
-    """What counts connections. Called on the event loop."""
+    """A counter of connections. Called on the event loop."""
 
     def connected(self, change: int) -> None:
         """A connection came (1) or went (-1)."""

@@ -23,7 +23,7 @@ FLUSH_SECONDS: Final = 5
 
 
 class Draining(Protocol):
-    """What finishes the answers at hand."""
+    """The grace in which answers under way are finished."""
 
     def begin_closing(self, drain_seconds: float) -> None:
         """Take no more, and end within so many seconds; a later call can bring the end forward."""
@@ -31,7 +31,7 @@ class Draining(Protocol):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether every answer has ended."""
+        """True if every answer has ended."""
         ...
 
 
@@ -57,7 +57,7 @@ class DrainingServer(ListeningServer):
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether it is time to stop listening; asked ten times a second."""
+        """True if it is time to stop listening; asked ten times a second."""
         if not await super().on_tick(counter):
             return False
         grace = self._drain_seconds if self._num_signals < 2 else 0.0

@@ -174,7 +174,7 @@ def body_too_slow(seconds: float) -> ApiError:
 
 
 def malformed_request() -> ApiError:
-    """What came is not HTTP/1.1."""
+    """Make the error for bytes that are not HTTP/1.1."""
     return ApiError(400, "What was sent is not a valid HTTP/1.1 request.", reason="malformed_http")
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol
 
-from reticent.decoding.drafts import Pace
+from reticent.decoding.speculative import DraftLength
 from reticent.decoding.votes import DecodingSettings
 from reticent.protocols import C
 from reticent.randomness import PublicCoins
 
 
-class Ending(StrEnum):
-    """Why an answer ended."""
+class FinishReason(StrEnum):
+    """The reason for which an answer ended."""
 
     STOP = "stop"
     """A stop token was released, or a stop string is complete."""
@@ -31,26 +31,26 @@ class Ending(StrEnum):
 
 
 class TokenSource(StrEnum):
-    """Which model wrote a token."""
+    """The model that wrote a token."""
 
     PRIVATE = "private"
     PUBLIC = "public"
 
 
 class Sink(Protocol):
-    """Where the tokens of one answer go. Called on the engine's thread; must return at once."""
+    """The receiver of one answer's tokens. Called on the engine's thread; must return at once."""
 
     def push(self, token: int, source: TokenSource, is_stop_token: bool) -> bool:
         """Take a token; return whether the answer wants another."""
         ...
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: FinishReason) -> None:
         """Take the end; called exactly once."""
         ...
 
 
 class Allowance(Protocol):
-    """How many tokens the asking key may still have. Called on the engine's thread."""
+    """The tokens that the asking key may still have. Called on the engine's thread."""
 
     def take(self) -> bool:
         """Take one token if one is left."""
@@ -94,7 +94,7 @@ class Job(Generic[C]):
     stop_tokens: frozenset[int]
     sink: Sink
     allowance: Allowance
-    pace: Pace = field(default_factory=lambda: Pace(0))
+    pace: DraftLength = field(default_factory=lambda: DraftLength(0))
     request_id: str = ""
     cancelled: bool = False
     context: C | None = field(default=None, repr=False)
@@ -105,7 +105,7 @@ class Job(Generic[C]):
 
     @property
     def log_fields(self) -> dict[str, str | None]:
-        """What a log line about it says of whose it is."""
+        """Fields of a log line that say whose answer it is about."""
         return {"request_id": self.request_id, "answer_id": self.request, "key_id": self.key_id}
 
     @property

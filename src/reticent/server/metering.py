@@ -1,4 +1,4 @@
-"""What each API key may still have: a number of tokens in all, and a number a minute.
+"""Allowances of API keys: a number of tokens in all, and a number a minute.
 
 Contract: a key's total is exact, also under concurrency, as it is taken token by token on the engine's thread and
 starts from what the ledger holds. Its rate is a bucket that fills steadily up to one minute's worth; a request reserves
@@ -84,13 +84,13 @@ class KeyMeter:
 
     @property
     def tokens_left(self) -> int | None:
-        """What the total leaves; None where there is no total."""
+        """The tokens left of the total; None where there is no total."""
         total = self._total
         return None if total is None else max(0, total - self._used)
 
     @property
     def exhausted(self) -> bool:
-        """Whether the total is used up."""
+        """True if the total is used up."""
         return self._total is not None and self._used >= self._total
 
     def take(self) -> bool:
@@ -123,7 +123,7 @@ class KeyMeter:
             return 0.0
 
     def rate(self) -> "Rate | None":
-        """What is left of the minute's bucket now; None where the key has no rate."""
+        """The tokens left in the minute's bucket now; None where the key has no rate."""
         with self._lock:
             if self._per_minute is None:
                 return None

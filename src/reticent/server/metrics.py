@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from reticent.pac.accounting import units_to_nats
 from reticent.pac.curator import Curator
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, WORLD_MEANING, WORLD_QUESTION
-from reticent.server.jobs import Ending, TokenSource
+from reticent.server.jobs import FinishReason, TokenSource
 from reticent.server.stepping import Step
 from reticent.server.timings import REQUEST_BUCKETS, AnswerTimes
 
@@ -22,7 +22,7 @@ _STEP_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Queue(Protocol):
-    """How many answers are at hand."""
+    """The number of answers in progress."""
 
     @property
     def num_active(self) -> int:
@@ -55,7 +55,7 @@ class CoarseDissent:
 
 
 class Metrics:
-    """What the engine and the routes report, and how it is shown; implements `batching.Observer`."""
+    """Metrics of the engine and the routes, and their exposition; implements `scheduler.Observer`."""
 
     def __init__(self, curator: Curator) -> None:
         self.registry = CollectorRegistry()
@@ -121,7 +121,7 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
-    def ended(self, ending: Ending) -> None:
+    def ended(self, ending: FinishReason) -> None:
         """An answer ended."""
         self._answers.labels(ending.value).inc()
 
@@ -131,7 +131,7 @@ class Metrics:
 
     @property
     def refusals(self) -> dict[str, int]:
-        """How many were refused, by reason, most frequent first."""
+        """Refusals by reason, most frequent first."""
         samples = [sample for metric in self._refusals.collect() for sample in metric.samples]
         counts = {sample.labels["reason"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
@@ -155,6 +155,6 @@ class Metrics:
 
 
 def left_nats(curator: Curator) -> float | None:
-    """What may still be charged, in nats; None where there is no cap."""
+    """The nats that may still be charged; None where there is no cap."""
     account = curator.account
     return None if account.cap_units is None else units_to_nats(account.cap_units - account.spent_units)

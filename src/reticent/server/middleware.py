@@ -1,4 +1,4 @@
-"""What wraps every request: an identifier, a log line, and a body that is whole before the application sees it."""
+"""Middleware of every request: an identifier, a log line, and a body that is whole before the application sees it."""
 
 import asyncio
 import ipaddress

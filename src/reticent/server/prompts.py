@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from reticent import _validate
-from reticent.adaptation.texts import encode_prompt
-from reticent.decoding.text import TextDecoder
-from reticent.end_tokens import end_tokens
+from reticent.decoding.detokenise import TextDecoder
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError
 from reticent.server.messages import Message
+from reticent.text.end_tokens import end_tokens
+from reticent.text.tokenise import encode_prompt
 
 BYTES_PER_TOKEN: Final = 16
 """Longest prompt in bytes, for each token that fits: several times what any language takes on average."""
@@ -65,7 +65,7 @@ class Prompts:
                 raise ApiError(400, str(error), param="prompt") from None
         else:
             tokens = list(prompt)
-        return self._checked(tokens, "prompt")
+        return self._check_tokens(tokens, "prompt")
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, through the model's chat template, up to where the answer begins.
@@ -95,10 +95,10 @@ class Prompts:
             ) from None
         if not tokens:
             raise ApiError(400, "These messages make an empty prompt.", param="messages")
-        return self._checked(tokens, "messages")
+        return self._check_tokens(tokens, "messages")
 
     def answer_length(self, prompt_length: int, asked: int | None, default: int) -> int:
-        """How many tokens an answer may have.
+        """Choose the largest number of tokens of an answer.
 
         Raises:
             ApiError: prompt and answer would not fit the context window.
@@ -128,7 +128,7 @@ class Prompts:
                 code="context_length_exceeded",
             )
 
-    def _checked(self, tokens: list[int], param: str) -> list[int]:
+    def _check_tokens(self, tokens: list[int], param: str) -> list[int]:
         if len(tokens) > self._longest:
             raise ApiError(
                 400,

@@ -14,7 +14,7 @@ BUDGET_SPENT: Final = "the privacy budget of this deployment is spent"
 
 @dataclass(frozen=True)
 class Readiness:
-    """What a check found.
+    """The outcome of a check.
 
     Attributes:
         reason: what keeps the server from answering, or None.

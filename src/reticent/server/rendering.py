@@ -11,16 +11,16 @@ from reticent.ledger.api_keys import Scope
 from reticent.pac.accounting import charge_units, units_to_nats
 from reticent.server import schemas
 from reticent.server.answers import CUT_SHORT, Answers, Finished
-from reticent.server.jobs import Ending, TokenSource
+from reticent.server.jobs import FinishReason, TokenSource
 from reticent.server.metering import KeyMeter
 from reticent.server.metrics import left_nats
-from reticent.server.schemas import FinishReason, Provenance, Source
+from reticent.server.schemas import OpenAIFinishReason, Provenance, Source
 from reticent.server.service import Service
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """What every answer and chunk of a request repeats."""
+    """Fields that every answer and chunk of a request repeats."""
 
     id: str
     created: int
@@ -29,7 +29,7 @@ class Envelope:
 
 
 class Shape(Protocol):
-    """How answers to one kind of request look."""
+    """The form of answers to one kind of request."""
 
     def whole(self, envelope: Envelope, finished: Sequence[Finished], usage: schemas.Usage) -> BaseModel:
         """The answer that is sent at once."""
@@ -82,7 +82,7 @@ class CompletionShape:
         return schemas.Completion(**vars(envelope), choices=[], usage=usage)
 
     def _chunk(
-        self, envelope: Envelope, index: int, text: str, finish_reason: FinishReason | None, origin: Provenance
+        self, envelope: Envelope, index: int, text: str, finish_reason: OpenAIFinishReason | None, origin: Provenance
     ) -> BaseModel:
         choice = schemas.CompletionChoice(index=index, text=text, finish_reason=finish_reason, reticent=origin)
         return schemas.Completion(**vars(envelope), choices=[choice])
@@ -129,7 +129,7 @@ class ChatShape:
         envelope: Envelope,
         index: int,
         delta: schemas.AssistantMessage,
-        finish_reason: FinishReason | None,
+        finish_reason: OpenAIFinishReason | None,
         origin: Provenance,
     ) -> BaseModel:
         choice = schemas.ChatChunkChoice(index=index, delta=delta, finish_reason=finish_reason, reticent=origin)
@@ -153,7 +153,7 @@ def event(content: Any) -> str:
 
 
 def provenance(finished: Collection[Finished]) -> Provenance:
-    """Which model wrote some answers, and whether one was cut because nothing more may be released."""
+    """Name the model that wrote some answers, and say if one was cut because nothing more may be released."""
     private, public = sum(end.num_private for end in finished), sum(end.num_public for end in finished)
     source: Source = "private" if not public else "private, then public" if private else "public"
     cut = next((end.ending.value for end in finished if end.ending in CUT_SHORT), None)
@@ -204,5 +204,5 @@ def _deployment_privacy(service: Service) -> schemas.DeploymentPrivacy:
     )
 
 
-def _finish_reason(finished: Finished) -> FinishReason:
-    return "stop" if finished.ending is Ending.STOP else "length"
+def _finish_reason(finished: Finished) -> OpenAIFinishReason:
+    return "stop" if finished.ending is FinishReason.STOP else "length"

@@ -13,10 +13,19 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from reticent.ledger.api_keys import ApiKey
 from reticent.server import errors, schemas
 from reticent.server.admission import Extent, admit
-from reticent.server.answers import CUT_SHORT, Answers, Asked, Event, Finished, Piece, decoding_for, error_of
+from reticent.server.answers import (
+    CUT_SHORT,
+    Answers,
+    Event,
+    Finished,
+    GenerationRequest,
+    Piece,
+    decoding_for,
+    error_of,
+)
 from reticent.server.auth import Generating
 from reticent.server.errors import ApiError, name_refusal
-from reticent.server.jobs import Ending
+from reticent.server.jobs import FinishReason
 from reticent.server.rendering import (
     ChatShape,
     CompletionShape,
@@ -75,7 +84,7 @@ async def complete(body: CompletionRequest, request: Request, key: Generating) -
     prompts = _prompts(body)
     extent = Extent(body.n or 1, len(prompts), body.max_tokens, COMPLETION_TOKENS)
     encoders = [partial(service.prompts.encode, prompt) for prompt in prompts]
-    asked = await _asked(service, body, key, "cmpl", extent, encoders)
+    asked = await _make_request(service, body, key, "cmpl", extent, encoders)
     return await _answer(request, service, body, asked, CompletionShape())
 
 
@@ -90,7 +99,9 @@ async def chat(body: ChatCompletionRequest, request: Request, key: Generating) -
         service.settings.limits.default_max_tokens,
         "max_completion_tokens" if body.max_completion_tokens else "max_tokens",
     )
-    asked = await _asked(service, body, key, "chatcmpl", extent, [partial(service.prompts.encode_chat, body.messages)])
+    asked = await _make_request(
+        service, body, key, "chatcmpl", extent, [partial(service.prompts.encode_chat, body.messages)]
+    )
     return await _answer(request, service, body, asked, ChatShape())
 
 
@@ -128,14 +139,14 @@ def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
     return [one for one in prompt if not isinstance(one, int)]
 
 
-async def _asked(
+async def _make_request(
     service: Service,
     body: SamplingRequest,
     key: ApiKey | None,
     prefix: str,
     extent: Extent,
     encoders: Sequence[Callable[[], list[int]]],
-) -> Asked:
+) -> GenerationRequest:
     """The request in tokens; prompts are encoded only once it has been admitted."""
     _require_served(service, body)
     settings = decoding_for(service, body.temperature)
@@ -146,7 +157,7 @@ async def _asked(
         admission.give_back()
         raise errors.queue_full() from None
     default = extent.default_within(service.settings.limits)
-    return Asked(
+    return GenerationRequest(
         identifier=f"{prefix}-{secrets.token_hex(12)}",
         admission=admission,
         prompts=prompts,
@@ -158,7 +169,9 @@ async def _asked(
     )
 
 
-async def _answer(request: Request, service: Service, body: SamplingRequest, asked: Asked, shape: Shape) -> Response:
+async def _answer(
+    request: Request, service: Service, body: SamplingRequest, asked: GenerationRequest, shape: Shape
+) -> Response:
     answers = Answers.start(service, asked)
     envelope = Envelope(asked.identifier, int(time.time()), service.settings.model_name, service.fingerprint)
     watcher = asyncio.create_task(answers.until_gone(request))
@@ -219,7 +232,7 @@ async def _stream(
                 chunk = shape.piece(envelope, happened.index, happened.text, happened.source)
             else:
                 error = error_of(happened.ending) or error
-                if happened.ending not in (*CUT_SHORT, Ending.STOP, Ending.LENGTH):
+                if happened.ending not in (*CUT_SHORT, FinishReason.STOP, FinishReason.LENGTH):
                     break
                 chunk = shape.closing(envelope, happened)
             yield server_sent(chunk, with_usage)

@@ -40,13 +40,13 @@ _ADMIN_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: REFUSALS[stat
 
 
 class Health(BaseModel):
-    """Whether the process works."""
+    """True if the process works."""
 
     status: Literal["ok", "engine stopped"]
 
 
 class ReadinessReport(BaseModel):
-    """Whether requests would be answered now."""
+    """True if requests would be answered now."""
 
     ready: bool
     reason: str | None
@@ -59,14 +59,14 @@ class ReadinessReport(BaseModel):
 @router.get("/health", response_model=Health, responses={503: {"model": Health}})
 @router.get("/healthz", response_model=Health, responses={503: {"model": Health}})
 async def healthz(request: Request) -> JSONResponse:
-    """Whether the process works; if not, it should be started again."""
+    """True if the process works; if not, it should be started again."""
     alive = request.app.state.service.batcher.is_alive
     return JSONResponse({"status": "ok" if alive else "engine stopped"}, 200 if alive else 503)
 
 
 @router.get("/readyz", response_model=ReadinessReport, responses={503: {"model": ReadinessReport}})
 async def readyz(request: Request) -> JSONResponse:
-    """Whether requests would be answered now: the engine runs, the ledger can be written, and the budget lasts."""
+    """True if requests would be answered now: the engine runs, the ledger can be written, and the budget lasts."""
     found = await _readiness(request)
     report = ReadinessReport(ready=found.reason is None, reason=found.reason, budget_spent=found.budget_spent)
     return JSONResponse(report.model_dump(), 200 if report.ready else 503)
@@ -89,7 +89,7 @@ async def metrics(request: Request, _: Administrating) -> Response:
 
 @router.get("/dashboard/data", response_model=Summary, responses=_ADMIN_REFUSALS)
 async def dashboard_data(request: Request, _: Administrating) -> Summary:
-    """What the dashboard shows."""
+    """Serve the dashboard's numbers."""
     service: Service = request.app.state.service
     found = await _readiness(request)
     return await asyncio.to_thread(summarise, service, int(time.time()), found.reason)

@@ -96,7 +96,7 @@ Prompt = Annotated[
 
 
 class StreamOptions(KnownFields):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     include_usage: StrictBool | None = None
     include_obfuscation: StrictBool | None = None
@@ -129,7 +129,7 @@ class _Refusals(KnownFields):
 
 
 class SamplingRequest(_Refusals):
-    """What both kinds of request share."""
+    """Fields that both kinds of request share."""
 
     model: StrictStr
     n: Annotated[StrictInt, Field(ge=1, le=128)] | None = None
@@ -160,7 +160,7 @@ class SamplingRequest(_Refusals):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
+        """True if a stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -203,11 +203,11 @@ class ChatCompletionRequest(SamplingRequest):
 
 
 Source = Literal["private", "public", "private, then public"]
-FinishReason = Literal["stop", "length"]
+OpenAIFinishReason = Literal["stop", "length"]
 
 
 class Provenance(BaseModel):
-    """Which model wrote a text: `private` is the released vote of the worlds, `public` the public model alone."""
+    """The model that wrote a text: `private` is the released vote of the worlds, `public` the public model alone."""
 
     source: Source
     ended_by: Annotated[
@@ -217,7 +217,7 @@ class Provenance(BaseModel):
 
 
 class KeyPrivacy(BaseModel):
-    """What the asking key has spent over its life. No bound follows from it: noise counts on what others were told."""
+    """The asking key's spending over its life. No bound follows from it: noise counts on what others were told."""
 
     tokens_charged: int
     nats_charged: float
@@ -225,7 +225,7 @@ class KeyPrivacy(BaseModel):
 
 
 class DeploymentPrivacy(BaseModel):
-    """What all releases of the deployment so far, to everyone together, have cost and can tell."""
+    """The cost of all releases of the deployment so far, to everyone together, and the bounds they leave."""
 
     tokens_charged: int
     nats_charged: float
@@ -237,7 +237,7 @@ class DeploymentPrivacy(BaseModel):
 
 
 class Privacy(BaseModel):
-    """What a request cost, what its key has spent, and, for operators, what the deployment has spent."""
+    """The privacy cost of a request, its key's spending, and, for operators, the deployment's."""
 
     tokens_charged: int
     nats_charged: float
@@ -264,7 +264,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: None = None
-    finish_reason: FinishReason | None
+    finish_reason: OpenAIFinishReason | None
     reticent: Provenance
 
 
@@ -294,7 +294,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: None = None
-    finish_reason: FinishReason
+    finish_reason: OpenAIFinishReason
     reticent: Provenance
 
 
@@ -316,7 +316,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: AssistantMessage
     logprobs: None = None
-    finish_reason: FinishReason | None
+    finish_reason: OpenAIFinishReason | None
     reticent: Provenance
 
 
@@ -349,7 +349,7 @@ class ModelList(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """The description of an error."""
 
     message: str
     type: str

@@ -1,4 +1,4 @@
-"""What a running server consists of."""
+"""The parts of a running server."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from reticent.pac.accounting import charge_units
 from reticent.pac.curator import Curator
 from reticent.protocols import ServedEnsemble
 from reticent.server.auth import KeyDirectory
-from reticent.server.batching import Batcher
 from reticent.server.key_watch import KeyWatch
 from reticent.server.metering import Meters
 from reticent.server.metrics import Metrics
 from reticent.server.prompts import Prompts
+from reticent.server.scheduler import Batcher
 from reticent.server.settings import OnExhausted, ServerSettings
 from reticent.server.tokenising import Tokenising
 
@@ -31,7 +31,7 @@ class Deployment(Protocol):
         ...
 
     def healthy(self) -> bool:
-        """Whether the ledger can be written now."""
+        """True if the ledger can be written now."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a server is told when it starts: the privacy settings apart from the limits that only protect the machine.
+"""Settings of a server: the privacy settings apart from the limits that only protect the machine.
 
 Contract: both are fixed for the life of the process. No request can change what a token costs, how it is released, or
 how the account is kept.
@@ -14,7 +14,7 @@ from reticent.errors import InvalidValueError
 
 
 class OnExhausted(StrEnum):
-    """What happens to an answer once the deployment's budget is spent."""
+    """The continuation of an answer once the deployment's budget is spent."""
 
     REFUSE = "refuse"
     """It ends; new requests get status 429."""
@@ -57,7 +57,7 @@ class Limits:
 
 
 class ClientAddresses(StrEnum):
-    """Which log lines name the client's address, which is personal data in many places."""
+    """The log lines that name the client's address, which is personal data in many places."""
 
     NEVER = "never"
     REFUSALS = "refusals"
@@ -103,7 +103,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a server serves, and how.
+    """Settings of a server.
 
     Attributes:
         model_name: what `/v1/models` lists and requests must name.
@@ -112,7 +112,7 @@ class ServerSettings:
         on_exhausted: what happens once the budget is spent.
         log_texts: whether prompts and answers are written to the log.
         limits: bounds on what clients may ask for.
-        num_drafts: most tokens the public model guesses ahead for an answer; see `decoding.drafts`.
+        num_drafts: most tokens the public model guesses ahead for an answer; see `decoding.speculative`.
         refuse_seeds: whether a request with a seed gets status 400.
         connections: bounds on connections, and what is logged of clients.
         drain_seconds: how long answers at hand may take once the server is told to stop.

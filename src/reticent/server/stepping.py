@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from reticent.decoding.decoder import cast_votes
-from reticent.decoding.drafts import public_vote
+from reticent.decoding.generate import cast_votes
+from reticent.decoding.speculative import public_vote
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError, ReticentError
 from reticent.pac.accounting import charge_units
 from reticent.pac.curator import Ballot, Curator
 from reticent.protocols import C, Ensemble
-from reticent.server.jobs import Ending, Job, TokenSource
+from reticent.server.jobs import FinishReason, Job, TokenSource
 
 logger = logging.getLogger("reticent.server")
 
 
 @dataclass
 class Step(Generic[C]):
-    """What a step brought.
+    """The outcome of a step.
 
     Attributes:
         tokens: the jobs that have a token, in order, and which model wrote it.
@@ -34,7 +34,7 @@ class Step(Generic[C]):
     """
 
     tokens: list[tuple[Job[C], int, TokenSource]] = field(default_factory=list)
-    ended: list[tuple[Job[C], Ending]] = field(default_factory=list)
+    ended: list[tuple[Job[C], FinishReason]] = field(default_factory=list)
     num_dissenting: int = 0
     commit_failed: bool | None = None
 
@@ -51,7 +51,7 @@ def decode_step(ensemble: Ensemble[C], curator: Curator, jobs: Sequence[Job[C]],
         if public_fallback:
             _continue_in_public(ensemble, job, step)
         else:
-            step.ended.append((job, Ending.BUDGET))
+            step.ended.append((job, FinishReason.BUDGET))
     return step
 
 
@@ -60,19 +60,19 @@ def _cast_all(ensemble: Ensemble[C], jobs: Sequence[Job[C]], step: Step[C]) -> l
     cast: list[tuple[Job[C], Ballot]] = []
     for job in jobs:
         if not job.allowance.take():
-            step.ended.append((job, Ending.QUOTA))
+            step.ended.append((job, FinishReason.QUOTA))
             continue
         try:
             votes_M = cast_votes(ensemble, job.open_context, job.settings, job.coins, job.step)
         except Exception:
             logger.exception("votes could not be cast", extra=job.log_fields)
             job.allowance.put_back()
-            step.ended.append((job, Ending.FAULT))
+            step.ended.append((job, FinishReason.FAULT))
             continue
         settings = job.settings
         coin_key = None if settings.decoder is Decoder.GREEDY else job.coins.key
         ballot = Ballot(
-            votes_M, settings.step_budget, job.request, job.step, coin_key, job.key_id, settings.release_law
+            votes_M, settings.step_budget, job.request, job.step, coin_key, job.key_id, settings.release_mechanism
         )
         cast.append((job, ballot))
     gone = {job for job, _ in cast if job.cancelled}
@@ -98,7 +98,7 @@ def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step:
         )
         for job, _ in votes:
             job.allowance.put_back()
-            step.ended.append((job, Ending.STORAGE if step.commit_failed else Ending.FAULT))
+            step.ended.append((job, FinishReason.STORAGE if step.commit_failed else FinishReason.FAULT))
         return []
     step.commit_failed = False
     refused = []
@@ -118,6 +118,6 @@ def _continue_in_public(ensemble: Ensemble[C], job: Job[C], step: Step[C]) -> No
         token = public_vote(ensemble.public_logits(job.open_context), job.settings, job.coins, job.step)
     except Exception:
         logger.exception("the public model gave no token", extra=job.log_fields)
-        step.ended.append((job, Ending.FAULT))
+        step.ended.append((job, FinishReason.FAULT))
         return
     step.tokens.append((job, token, TokenSource.PUBLIC))

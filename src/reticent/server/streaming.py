@@ -6,7 +6,7 @@ first; no piece holds a character of a stop string that is found, however tokens
 
 from collections.abc import Callable, Sequence
 
-from reticent.decoding.text import TextStream
+from reticent.decoding.detokenise import TextStream
 
 
 class StopFilter:
@@ -57,7 +57,7 @@ class AnswerText:
     Args:
         decode: tokens to text, without special tokens.
         stops: strings that end the answer and are not shown.
-        stray_byte: see `decoding.text.TextStream`.
+        stray_byte: see `decoding.detokenise.TextStream`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string is complete."""
+        """True if a stop string is complete."""
         return self._filter.stopped
 
     def push(self, token: int) -> str:

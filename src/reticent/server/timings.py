@@ -33,7 +33,7 @@ class Timing:
 
 
 class AnswerTimes:
-    """How long answers took, from their request's arrival on, and how they ended."""
+    """Times of answers, from their request's arrival on, and their endings."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.queue = Timing(registry, "queue_seconds", "Time from a request's arrival to the start of an answer to it.")

@@ -38,7 +38,7 @@ class Tokenising:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="reticent-tokeniser")
 
     async def run(self, key_id: str | None, encode: Callable[[], Tokens]) -> Tokens:
-        """What `encode` returns, or raises, when its key's turn has come.
+        """Run `encode` when its key's turn has come; returns or raises as it does.
 
         Raises:
             QueueFullError: too many prompts of this key wait.

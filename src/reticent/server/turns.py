@@ -16,7 +16,7 @@ share of the work."""
 
 
 class Keyed(Protocol):
-    """What waits on behalf of an API key."""
+    """Something that waits on behalf of an API key."""
 
     @property
     def key_id(self) -> str | None:
@@ -32,7 +32,7 @@ class QueueFullError(Exception):
 
 
 class FairQueue(Generic[T]):
-    """What waits, one line for each API key.
+    """A queue with one line for each API key.
 
     The next is of the key with the fewest places already; among such keys, of the one that was served longest ago. A
     key that asks for much waits for its own, not others for it.
@@ -48,7 +48,7 @@ class FairQueue(Generic[T]):
         return self._length
 
     def length_of(self, key_id: str | None) -> int:
-        """How many wait for one key."""
+        """Count what waits for one key."""
         return len(self._lines.get(key_id, ()))
 
     def push(self, item: T) -> None:

@@ -1,4 +1,4 @@
-"""Which privacy unit is in which world: a pure function of the number of units, the number of worlds and a seed.
+"""The assignment of privacy units to worlds: a pure function of the number of units, the number of worlds and a seed.
 
 Formal guarantee: every row of the matrix sums to exactly m/2, so that each unit's prior of being in the realised world
 is exactly one half, and the column sums differ by at most one. The adversary is assumed to know the matrix, so the seed
@@ -29,7 +29,7 @@ _ROWS_AT_ONCE = 16_384
 
 
 class Assignment(StrEnum):
-    """How units are given to worlds.
+    """A rule that gives units to worlds.
 
     `UNKNOWN` is for adapters made elsewhere that nobody said this of. Without it no prior is known, so nothing is
     promised and nothing released.
@@ -40,7 +40,7 @@ class Assignment(StrEnum):
     UNKNOWN = "unknown"
 
 
-def assigned(assignment: Assignment, num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:
+def assign_units(assignment: Assignment, num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:
     """`membership_matrix` or `shard_matrix`.
 
     Raises:
@@ -50,7 +50,7 @@ def assigned(assignment: Assignment, num_units: int, num_worlds: int, seed: int)
         return membership_matrix(num_units, num_worlds, seed)
     if assignment is Assignment.DISJOINT:
         return shard_matrix(num_units, num_worlds, seed)
-    raise InvalidValueError(f"units cannot be assigned as {assignment}; build overlapping or disjoint worlds")
+    raise InvalidValueError(f"units cannot be assign_units as {assignment}; build overlapping or disjoint worlds")
 
 
 def membership_matrix(num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:
@@ -89,7 +89,7 @@ def shard_matrix(num_units: int, num_shards: int, seed: int) -> NDArray[np.bool_
     _validate.integer_in_range("num_units", num_units, num_shards)
     _validate.integer_in_range("seed", seed, 0)
     stream = np.random.Philox(np.random.SeedSequence(int(seed), spawn_key=(int(num_units), int(num_shards))))
-    shard_of_unit = _shuffled(stream, np.arange(num_units) % num_shards)
+    shard_of_unit = _shuffle(stream, np.arange(num_units) % num_shards)
     members: NDArray[np.bool_] = shard_of_unit[:, None] == np.arange(num_shards)
     return members
 
@@ -112,7 +112,7 @@ def _level_columns(stream: np.random.Philox, worlds_first: NDArray[np.bool_]) ->
     by the difference of the two worlds' sums, which is at least the number of moves between them.
     """
     surplus = worlds_first.sum(axis=1, dtype=np.int64) - _column_sums(stream, *worlds_first.shape)
-    givers = _shuffled(stream, np.repeat(np.arange(len(surplus)), np.maximum(surplus, 0)))
+    givers = _shuffle(stream, np.repeat(np.arange(len(surplus)), np.maximum(surplus, 0)))
     takers = np.repeat(np.arange(len(surplus)), np.maximum(-surplus, 0))
     pairs, moves = np.unique(np.stack([givers, takers], axis=1), axis=0, return_counts=True)
     for (giver, taker), count in zip(pairs, moves, strict=True):
@@ -126,9 +126,9 @@ def _column_sums(stream: np.random.Philox, num_worlds: int, num_units: int) -> N
     """The target of each world: n/2, and for odd n one unit more in a random half of the worlds than in the others."""
     sums = np.full(num_worlds, num_units // 2, dtype=np.int64)
     if num_units % 2:
-        sums[_shuffled(stream, np.arange(num_worlds))[: num_worlds // 2]] += 1
+        sums[_shuffle(stream, np.arange(num_worlds))[: num_worlds // 2]] += 1
     return sums
 
 
-def _shuffled(stream: np.random.Philox, values: NDArray[np.int64]) -> NDArray[np.int64]:
+def _shuffle(stream: np.random.Philox, values: NDArray[np.int64]) -> NDArray[np.int64]:
     return values[np.argsort(stream.random_raw(len(values)), kind="stable")]

@@ -1,4 +1,4 @@
-"""What a run directory says about itself: `manifest.json`, its schema and its checks."""
+"""The manifest of a run directory, `manifest.json`: its schema and its checks."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from reticent._files import refuse_undecodable
 from reticent._records import check_schema
-from reticent.adaptation.settings import LoraSettings, TrainingSettings
 from reticent.errors import RunDirectoryError
-from reticent.models import BaseRecord
+from reticent.models.base import BaseModelRecord
+from reticent.training.settings import LoraSettings, TrainingSettings
 from reticent.worlds.assignment import Assignment
 
 SCHEMA_VERSION = 1
@@ -49,7 +49,7 @@ class Manifest(_Record):
     schema_version: int = Field(strict=True, ge=1)
     created: str
     num_worlds: int = Field(ge=2, multiple_of=2)
-    base: BaseRecord
+    base: BaseModelRecord
     lora: LoraSettings
     corpus: CorpusRecord | None = None
     training: TrainingSettings | None = None

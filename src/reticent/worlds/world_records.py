@@ -1,4 +1,4 @@
-"""What an exported world says of the run it is from, so that it comes back as what it was.
+"""Records of exported worlds: the run they are from, so that they come back as what they were.
 
 `export_world` writes a record beside the adapter; `import_worlds` puts the records of all worlds of one run together
 again. Without them nobody can tell overlapping worlds from disjoint shards: the tensors look alike.
@@ -47,7 +47,7 @@ class WorldRecord(BaseModel):
 
     @property
     def members(self) -> NDArray[np.bool_]:
-        """Which units this world holds, bool[num_units]."""
+        """The units this world holds, bool[num_units]."""
         members = np.zeros(self.num_units, dtype=np.bool_)
         members[list(self.units)] = True
         return members
@@ -91,7 +91,7 @@ def read_record(folder: Path, weights: str) -> WorldRecord | None:
 def joined_membership(
     folders: Sequence[Path], records: Sequence[WorldRecord | None]
 ) -> tuple[Assignment, NDArray[np.bool_]] | None:
-    """How units were given to the worlds in these folders, and who is in which, bool[units, m]; None if none says so.
+    """Join the assignment and membership of the worlds in these folders, bool[units, m]; None if none says so.
 
     Raises:
         RunDirectoryError: the folders are not the worlds of one run, all of them and each once.

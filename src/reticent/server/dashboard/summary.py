@@ -1,4 +1,4 @@
-"""What the dashboard shows, as numbers: budget, bounds, a projection, tokens by the hour, times, refusals, keys.
+"""The dashboard's numbers: budget, bounds, a projection, tokens by the hour, times, refusals, keys.
 
 Nothing here depends on the realised world beyond released tokens, and dissent appears as coarsely as in the metrics.
 """
@@ -50,7 +50,7 @@ class Duration(BaseModel):
 
 
 class Refusals(BaseModel):
-    """How many requests and connections were refused for a reason since the start."""
+    """The number of requests and connections refused for one reason since the start."""
 
     reason: str
     count: int

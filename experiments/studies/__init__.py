@@ -1,0 +1,1 @@
+"""Studies that only this repository's experiments use: baselines, attackers and their figures."""

@@ -1,1 +1,0 @@
-"""Adapting a frozen base model: all worlds at once, or one model."""

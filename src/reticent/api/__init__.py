@@ -1,0 +1,1 @@
+"""Composition behind the front door and the commands: runs, deployments and targets, opened by name."""

@@ -1,0 +1,1 @@
+"""Canaries: planted secrets, their exposure, their extraction, and the ε they imply."""

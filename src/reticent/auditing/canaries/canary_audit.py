@@ -1,0 +1,187 @@
+"""Canary findings: exposure, extraction, and a lower bound on ε from one run.
+
+* Exposure ranks each canary's log-probability among those of other secrets in its own sentence.
+* Extraction asks the model to go on from the canary's prefix, once greedily and `num_samples` times at random.
+* ε takes the pairs of twins: each pair's coin is guessed from which twin became more likely. It bounds the ε of
+  *exchanging* a planted canary with all its copies for its twin, which is at most twice the ε of leaving it out.
+
+Canaries that were held out from training, or planted elsewhere, are recognised by their hashes where the target knows
+its members, and take no part.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reticent.auditing.canaries.exposure import exposure
+from reticent.auditing.canaries.extraction import ExtractionTarget, Extractor
+from reticent.auditing.canaries.one_run import one_run_epsilon
+from reticent.auditing.canaries.planting import Canary, CanaryKind, candidates
+from reticent.auditing.results import CanaryExposure, CanaryResult, Estimate, OneRunEpsilon
+from reticent.protocols import TokenSignals
+from reticent.stats.intervals import clopper_pearson
+from reticent.text.corpus import text_hash
+
+MIN_PAIRS = 2
+"""Fewer pairs than this say nothing about ε."""
+
+
+@dataclass(frozen=True)
+class CanarySettings:
+    """Settings of the measurements on canaries.
+
+    Attributes:
+        num_candidates: other secrets each canary is ranked among, at most.
+        num_samples: continuations drawn from each prefix.
+        seed: of candidates and draws.
+        confidence: of intervals and of ε.
+        delta: the δ for which ε is bounded.
+    """
+
+    num_candidates: int = 1000
+    num_samples: int = 10
+    seed: int = 0
+    confidence: float = 0.95
+    delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class CanaryFindings:
+    """An audit's findings on canaries."""
+
+    results: tuple[CanaryResult, ...]
+    one_run: OneRunEpsilon | None
+    warnings: tuple[str, ...]
+
+
+SignalsOf = Callable[[Sequence[str]], Mapping[str, TokenSignals | None]]
+"""Scores texts; the signals by text hash."""
+
+
+def usable_canaries(
+    canaries: Sequence[Canary], member_hashes: frozenset[str] | None
+) -> tuple[tuple[Canary, ...], tuple[str, ...]]:
+    """The pairs of twins whose labels agree with what the target was trained on, and a warning if some do not.
+
+    Args:
+        canaries: all canaries of a file.
+        member_hashes: hashes of the texts that the target was trained on; None where that is not known.
+    """
+    if member_hashes is None:
+        return tuple(canaries), ("the target does not say what it was trained on: canaries are taken as planted",)
+    wrong = {_pair(canary) for canary in canaries if canary.member != (canary.hash in member_hashes)}
+    kept = tuple(canary for canary in canaries if _pair(canary) not in wrong)
+    if not wrong:
+        return kept, ()
+    return kept, (
+        f"{len(wrong)} pair(s) of canaries are left out: the planted twin was held out from training or planted in "
+        "another corpus, or its twin was trained on",
+    )
+
+
+def audit_canaries(
+    canaries: Sequence[Canary], signals_of: SignalsOf, extractor: Extractor | None, settings: CanarySettings
+) -> CanaryFindings:
+    """Measure canaries by kind and number of repetitions, the held-out twins as repetitions 0.
+
+    Args:
+        canaries: those to measure, whole pairs.
+        signals_of: scores texts with the target.
+        extractor: asks the target to go on; None where that cannot be done.
+        settings: how they are measured.
+    """
+    warnings: list[str] = []
+    exposures, totals = _exposures(canaries, signals_of, settings)
+    unscored = sum(canary.id not in totals for canary in canaries)
+    if unscored:
+        warnings.append(f"{unscored} of {len(canaries)} canaries could not be scored and have no exposure")
+    greedy = _find_emitted(canaries, extractor, None, settings.seed)
+    sampled = _find_emitted(canaries, extractor, settings.num_samples, settings.seed)
+    groups: dict[tuple[str, int], list[Canary]] = {}
+    for canary in canaries:
+        groups.setdefault((canary.kind.value, canary.repetitions if canary.member else 0), []).append(canary)
+    results = tuple(
+        CanaryResult(
+            kind=kind,
+            repetitions=repetitions,
+            num_canaries=len(group),
+            exposures=tuple(exposures[canary.id] for canary in group if canary.id in exposures),
+            extracted_greedy=_fraction(group, greedy, settings.confidence),
+            extracted_sampled=_fraction(group, sampled, settings.confidence),
+            samples_per_canary=settings.num_samples if sampled else 0,
+        )
+        for (kind, repetitions), group in sorted(groups.items())
+    )
+    return CanaryFindings(results, _one_run(canaries, totals, settings), tuple(warnings))
+
+
+def _pair(canary: Canary) -> tuple[CanaryKind, int]:
+    return canary.kind, canary.pair
+
+
+def _exposures(
+    canaries: Sequence[Canary], signals_of: SignalsOf, settings: CanarySettings
+) -> tuple[dict[str, CanaryExposure], dict[str, float]]:
+    """Exposure and log-probability of each canary that could be scored, by id."""
+    others = {
+        canary.id: [
+            canary.with_secret(secret)
+            for secret in candidates(
+                canary, settings.num_candidates, np.random.default_rng([settings.seed, canary.pair, int(canary.member)])
+            )
+        ]
+        for canary in canaries
+    }
+    signals = signals_of(
+        [*(canary.text for canary in canaries), *(text for texts in others.values() for text in texts)]
+    )
+    exposures: dict[str, CanaryExposure] = {}
+    totals: dict[str, float] = {}
+    for canary in canaries:
+        own = signals[canary.hash]
+        if own is None:
+            continue
+        totals[canary.id] = float(own.logp.sum())
+        rivals = [found.logp.sum() for text in others[canary.id] if (found := signals[text_hash(text)]) is not None]
+        if rivals:
+            place = exposure(totals[canary.id], rivals)
+            exposures[canary.id] = CanaryExposure(
+                canary_id=canary.id, rank=place.rank, num_candidates=place.num_candidates, exposure_bits=place.bits
+            )
+    return exposures, totals
+
+
+def _find_emitted(
+    canaries: Sequence[Canary], extractor: Extractor | None, num_samples: int | None, seed: int
+) -> dict[str, bool]:
+    """True if each canary's secret was emitted at least once, by id; canaries without an answer are absent."""
+    if extractor is None or num_samples == 0:
+        return {}
+    targets = [ExtractionTarget(canary.prefix, canary.secret) for canary in canaries]
+    counts = extractor.count_emitted(targets, num_samples, seed)
+    return {canary.id: count > 0 for canary, count in zip(canaries, counts, strict=True) if count is not None}
+
+
+def _fraction(group: Sequence[Canary], emitted: Mapping[str, bool], confidence: float) -> Estimate | None:
+    answers = [emitted[canary.id] for canary in group if canary.id in emitted]
+    if not answers:
+        return None
+    low, high = clopper_pearson(sum(answers), len(answers), confidence)
+    return Estimate(value=sum(answers) / len(answers), low=low, high=high, confidence=confidence)
+
+
+def _one_run(canaries: Sequence[Canary], totals: Mapping[str, float], settings: CanarySettings) -> OneRunEpsilon | None:
+    """The pairs' coins guessed from which twin is more likely, the first (`...a`) or the second."""
+    pairs: dict[tuple[CanaryKind, int], list[Canary]] = {}
+    for canary in canaries:
+        pairs.setdefault(_pair(canary), []).append(canary)
+    scores, coins = [], []
+    for pair in pairs.values():
+        twins = sorted(pair, key=lambda canary: canary.id)
+        if len(twins) == 2 and all(twin.id in totals for twin in twins):
+            scores.append(totals[twins[0].id] - totals[twins[1].id])
+            coins.append(twins[0].member)
+    if len(scores) < MIN_PAIRS:
+        return None
+    return one_run_epsilon(scores, coins, settings.delta, settings.seed, settings.confidence)

@@ -1,0 +1,93 @@
+"""The attacks that a target allows, decided before anything is scored, and the reasons for leaving others out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reticent.auditing.attacks.evidence import Need
+from reticent.auditing.attacks.registry import Attack, AttackName
+from reticent.auditing.results import SkippedAttack
+from reticent.auditing.targets.scoring import ModelScorer
+from reticent.auditing.targets.targets import Target, TargetKind
+from reticent.errors import AuditError
+
+_ENDPOINT_SHOWS_NO_WEIGHTS = "a server shows no weights; this attack is white-box, audit the model's own folder instead"
+
+
+@dataclass(frozen=True)
+class AttackPlan:
+    """The attacks that will run and those that cannot."""
+
+    attacks: tuple[Attack, ...]
+    skipped: tuple[SkippedAttack, ...]
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Everything the attacks need together."""
+        return frozenset().union(*(attack.needs for attack in self.attacks))
+
+
+def plan_attacks(
+    attacks: Sequence[Attack], target: Target, *, by_name: bool, has_masked_lm: bool, has_shadows: bool
+) -> AttackPlan:
+    """Divide attacks into those that a target allows and those that it does not.
+
+    Args:
+        attacks: those asked for.
+        target: what is audited.
+        by_name: whether the user named them; an attack that was named and cannot run is an error.
+        has_masked_lm: whether a masked language model was given for neighbours.
+        has_shadows: whether shadow models were given or come with the target.
+
+    Raises:
+        AuditError: a named attack cannot run, or none can.
+    """
+    obstacles = _obstacles(target, has_masked_lm=has_masked_lm, has_shadows=has_shadows)
+    reasons = {attack.name: _reason(attack, target, obstacles, has_shadows) for attack in attacks}
+    refused = [(name, reason) for name, reason in reasons.items() if reason is not None]
+    if by_name and refused:
+        name, reason = refused[0]
+        raise AuditError(f"attack {name} cannot run on this target: {reason}")
+    possible = tuple(attack for attack in attacks if reasons[attack.name] is None)
+    if not possible:
+        raise AuditError("no attack can run on this target: " + "; ".join(f"{n}: {r}" for n, r in refused))
+    skipped = tuple(
+        SkippedAttack(name=str(attack.name), title=attack.title, source=attack.source, reason=obstacle)
+        for attack in attacks
+        if (obstacle := reasons[attack.name]) is not None
+    )
+    return AttackPlan(possible, skipped)
+
+
+def _reason(attack: Attack, target: Target, obstacles: Mapping[Need, str], has_shadows: bool) -> str | None:
+    for need in sorted(attack.needs):
+        if need in obstacles:
+            return obstacles[need]
+    if attack.name is AttackName.LIRA and not has_shadows:
+        return "it needs models trained like the target, some with and some without each text: give --shadow"
+    if attack.name is AttackName.MIN_K_PLUS_PLUS and target.kind is TargetKind.ENDPOINT:
+        return "a server does not show its distribution over the vocabulary"
+    return None
+
+
+def _obstacles(target: Target, *, has_masked_lm: bool, has_shadows: bool) -> dict[Need, str]:
+    """The needs that cannot be met, and why."""
+    obstacles: dict[Need, str] = {}
+    is_endpoint = target.kind is TargetKind.ENDPOINT
+    is_local = isinstance(target.scorer, ModelScorer)
+    if target.reference is None:
+        obstacles[Need.REFERENCE] = "there is no reference model: name one with --reference"
+    if not has_shadows and target.reference is None:
+        obstacles[Need.SHADOWS] = "there are no shadow models: give --shadow, or a --reference, which serves RMIA"
+    if not has_masked_lm and not is_local:
+        obstacles[Need.NEIGHBOURS] = "neighbours need a masked language model here: name one with --mlm"
+    if target.num_trained == 0:
+        obstacles[Need.GRADIENT] = (
+            _ENDPOINT_SHOWS_NO_WEIGHTS
+            if is_endpoint
+            else "this technique trains no parameters, so there is no gradient"
+        )
+    if not is_local:
+        why = _ENDPOINT_SHOWS_NO_WEIGHTS if is_endpoint else "the model's weights are not at hand"
+        obstacles[Need.PREFIX] = "the prefix has to be read by a model at hand, token by token"
+        obstacles[Need.SELF_PROMPTED] = why
+    return obstacles

@@ -1,0 +1,1 @@
+"""Inputs that attacks need: signals, neighbours, gradients, shadow models, prefixes, and who is a member."""

@@ -1,0 +1,316 @@
+"""One audit from texts to result: sets checked, signals gathered, attacks scored, metrics with intervals, canaries.
+
+The order is fixed: what is wrong with the sets or the attacks is said before anything is scored; scores are written as
+soon as they are computed, and the result before anything is rendered. No text enters a message, a log or the result;
+`scores.parquet` holds texts only where they were asked for.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reticent._records import package_versions
+from reticent.auditing.artifacts import ScoreColumn, make_folder, write_result, write_scores
+from reticent.auditing.attacks.evidence import Missing, Need
+from reticent.auditing.attacks.registry import Attack
+from reticent.auditing.blind import blind_baseline
+from reticent.auditing.canaries.canary_audit import CanaryFindings, CanarySettings, audit_canaries, usable_canaries
+from reticent.auditing.canaries.planting import Canary
+from reticent.auditing.feasibility import AttackPlan, plan_attacks
+from reticent.auditing.inputs.gathering import AttackInputs, Gatherer, GatheringSettings
+from reticent.auditing.inputs.membership import check_labels
+from reticent.auditing.inputs.overlap import Overlap, TextSet, compare_sets, refuse_shared_texts
+from reticent.auditing.metrics import training_warning
+from reticent.auditing.results import (
+    AttackResult,
+    AuditResult,
+    BlindBaseline,
+    DataRecord,
+    MissingScore,
+    SkippedAttack,
+    summarise_attack,
+)
+from reticent.auditing.targets.endpoint import RemoteScorer
+from reticent.auditing.targets.scoring import ModelScorer
+from reticent.auditing.targets.targets import Target
+from reticent.errors import AuditError, InvalidValueError
+from reticent.protocols import Progress, TokenSignals
+from reticent.stats.intervals import NUM_RESAMPLES
+from reticent.text.template import texts_as_trained
+
+
+@dataclass(frozen=True)
+class AuditRequest:
+    """One audit.
+
+    Attributes:
+        target: what is audited, open.
+        members: texts it was trained on.
+        nonmembers: texts it was not trained on, otherwise alike.
+        attacks: those to run, from `registry.parse_attacks`.
+        out: the folder for `scores.parquet` and `report.json`.
+        gathering: how ingredients are made, and where they are kept.
+        attacks_named: whether the user named the attacks; one that cannot run is then an error, else it is left out.
+        seed: of the bootstrap, the halves and the folds.
+        confidence: of every interval and bound.
+        num_resamples: of the bootstrap.
+        canaries: those of the corpus, with their twins.
+        canary_settings: how they are measured.
+        show_texts: whether `scores.parquet` holds the texts.
+        settings: what the report repeats of how it was asked for; JSON values, no texts.
+    """
+
+    target: Target
+    members: Sequence[str]
+    nonmembers: Sequence[str]
+    attacks: tuple[Attack, ...]
+    out: Path
+    gathering: GatheringSettings
+    attacks_named: bool = False
+    seed: int = 0
+    confidence: float = 0.95
+    num_resamples: int = NUM_RESAMPLES
+    canaries: tuple[Canary, ...] = ()
+    canary_settings: CanarySettings = field(default_factory=CanarySettings)
+    show_texts: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
+    """Run an audit and write `scores.parquet` and `report.json` into its folder.
+
+    A second run over the same cache computes nothing anew, so that a killed audit is resumed by repeating it.
+
+    Raises:
+        AuditError: the sets are empty, overlap or contradict the target's lists, a named attack cannot run, or the
+            target scored no text.
+        EndpointError, ModelError: the target cannot be asked.
+        StorageError: something cannot be written.
+    """
+    target = request.target
+    members, nonmembers = TextSet.of("members", request.members), TextSet.of("non-members", request.nonmembers)
+    refuse_shared_texts(members, nonmembers)
+    warnings = [*target.warnings]
+    warnings += check_labels(members, nonmembers, target.member_hashes, target.heldout_hashes)
+    overlap = compare_sets(members, nonmembers, read_texts=_read_texts(target, members, nonmembers))
+    if overlap.near_duplicates:
+        warnings.append(_near_duplicates_note(overlap, nonmembers))
+        progress.note(warnings[-1])
+    plan = plan_attacks(
+        request.attacks,
+        target,
+        by_name=request.attacks_named,
+        has_masked_lm=request.gathering.mlm is not None,
+        has_shadows=bool(request.gathering.shadows) or target.shadow_table is not None,
+    )
+    make_folder(request.out)
+    gatherer = Gatherer(target, members, nonmembers, request.gathering, progress)
+    found = gatherer.gather(plan.needs)
+    _refuse_nothing_scored(found)
+    columns = _score(plan, found, members, nonmembers)
+    _write_columns(request, members, nonmembers, columns)
+    canaries = _canaries(request, gatherer)
+    result = AuditResult(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        target=target.record,
+        reference=target.reference_record if Need.REFERENCE in plan.needs else None,
+        neighbours_from=found.facts.pop("neighbours from", None),
+        data=_data_record(target, members, nonmembers, overlap),
+        scoring=_scoring_record(target) | found.facts,
+        blind=_blind(request, members, nonmembers, overlap, warnings),
+        **_summaries(request, plan, columns, members, nonmembers),
+        canaries=canaries.results,
+        one_run=canaries.one_run,
+        warnings=(*warnings, *found.warnings, *_training_warnings(found, members), *canaries.warnings),
+        settings=_settings_record(request),
+        versions=package_versions(),
+    )
+    write_result(request.out, result)
+    return result
+
+
+def _score(plan: AttackPlan, found: AttackInputs, members: TextSet, nonmembers: TextSet) -> dict[str, ScoreColumn]:
+    """Every attack on every text, by the attack's name."""
+    scores: dict[str, dict[str, float]] = {str(attack.name): {} for attack in plan.attacks}
+    missing: dict[str, dict[str, str]] = {str(attack.name): {} for attack in plan.attacks}
+    texts = zip((*members.hashes, *nonmembers.hashes), (*members.texts, *nonmembers.texts), strict=True)
+    for key, text in texts:
+        evidence = found.evidence(key, text)
+        for attack in plan.attacks:
+            score = attack.score(evidence)
+            if isinstance(score, Missing):
+                missing[str(attack.name)][key] = score.reason
+            else:
+                scores[str(attack.name)][key] = float(score)
+    return {name: ScoreColumn(scores[name], missing[name]) for name in scores}
+
+
+def _write_columns(
+    request: AuditRequest, members: TextSet, nonmembers: TextSet, columns: dict[str, ScoreColumn]
+) -> None:
+    write_scores(
+        request.out,
+        (*members.hashes, *nonmembers.hashes),
+        [True] * len(members.hashes) + [False] * len(nonmembers.hashes),
+        columns,
+        (*members.texts, *nonmembers.texts) if request.show_texts else None,
+    )
+
+
+def _summaries(
+    request: AuditRequest, plan: AttackPlan, columns: dict[str, ScoreColumn], members: TextSet, nonmembers: TextSet
+) -> dict[str, tuple[Any, ...]]:
+    """The attacks' figures, and the attacks without any: fields of `AuditResult`."""
+    done: list[AttackResult] = []
+    skipped: list[SkippedAttack] = [*plan.skipped]
+    is_member = dict.fromkeys(members.hashes, True) | dict.fromkeys(nonmembers.hashes, False)
+    for attack in plan.attacks:
+        column = columns[str(attack.name)]
+        summary = summarise_attack(
+            attack,
+            [column.scores[key] for key in members.hashes if key in column.scores],
+            [column.scores[key] for key in nonmembers.hashes if key in column.scores],
+            [
+                MissingScore(text_hash=key, is_member=is_member[key], reason=reason)
+                for key, reason in column.missing.items()
+            ],
+            request.seed,
+            request.confidence,
+            request.num_resamples,
+        )
+        if isinstance(summary, SkippedAttack):
+            skipped.append(summary)
+        else:
+            done.append(summary)
+    return {"attacks": tuple(done), "skipped": tuple(skipped)}
+
+
+def _canaries(request: AuditRequest, gatherer: Gatherer) -> CanaryFindings:
+    if not request.canaries:
+        return CanaryFindings((), None, ())
+    usable, warnings = usable_canaries(request.canaries, request.target.member_hashes)
+    if not usable:
+        return CanaryFindings((), None, warnings)
+
+    def signals_of(texts: Sequence[str]) -> Any:
+        return gatherer.signals("canaries and candidates", request.target.scorer, texts)
+
+    found = audit_canaries(usable, signals_of, request.target.extractor, request.canary_settings)
+    return CanaryFindings(found.results, found.one_run, (*warnings, *found.warnings))
+
+
+def _blind(
+    request: AuditRequest, members: TextSet, nonmembers: TextSet, overlap: Overlap, warnings: list[str]
+) -> BlindBaseline | None:
+    """The baseline without a model; `warnings` is added to where it beats chance, or cannot be had."""
+    try:
+        blind = blind_baseline(
+            members.texts, nonmembers.texts, request.seed, overlap.groups, confidence=request.confidence
+        )
+    except InvalidValueError as error:
+        warnings.append(f"no blind baseline: {error}")
+        return None
+    if blind.beats_chance:
+        warnings.append(
+            f"the two sets are told apart without any model (blind AUC {blind.auc.value:.3f}, interval from "
+            f"{blind.auc.low:.3f}): they differ in distribution, and every attack's figures measure that as well"
+        )
+    return blind
+
+
+def _refuse_nothing_scored(found: AttackInputs) -> None:
+    rows = found.by_need[Need.TARGET].values()
+    if not any(isinstance(row, TokenSignals) for row in rows):
+        reasons = sorted({row.reason for row in rows if isinstance(row, Missing)})
+        raise AuditError(f"the target scored none of {len(rows)} texts: {reasons[0]}")
+
+
+def _training_warnings(found: AttackInputs, members: TextSet) -> tuple[str, ...]:
+    """True if the target gives its own members less than the reference does."""
+    target, reference = found.by_need[Need.TARGET], found.by_need.get(Need.REFERENCE, {})
+    pairs = [(target[key], reference.get(key)) for key in members.hashes]
+    both = [
+        (t.logp.mean(), r.logp.mean()) for t, r in pairs if isinstance(t, TokenSignals) and isinstance(r, TokenSignals)
+    ]
+    if not both:
+        return ()
+    warning = training_warning(*np.array(both).T)
+    return () if warning is None else (warning,)
+
+
+def _read_texts(target: Target, members: TextSet, nonmembers: TextSet) -> list[str] | None:
+    """Cut the texts as the target reads them; None where nobody here knows, or no text is cut."""
+    scorer = target.scorer
+    if not isinstance(scorer, ModelScorer):
+        return None
+    encoded = scorer.encode((*members.texts, *nonmembers.texts))
+    if not any(text.truncated for text in encoded):
+        return None
+    return texts_as_trained(scorer.tokenizer, scorer.template, encoded)
+
+
+def _near_duplicates_note(overlap: Overlap, nonmembers: TextSet) -> str:
+    return (
+        f"{len(overlap.near_duplicates)} of {len(nonmembers.texts)} non-members nearly repeat a member, whole or as "
+        "the model reads them: what it learned from one it knows of the other"
+    )
+
+
+def _data_record(target: Target, members: TextSet, nonmembers: TextSet, overlap: Overlap) -> DataRecord:
+    texts = (*members.texts, *nonmembers.texts)
+    scorer = target.scorer
+    return DataRecord(
+        num_members=len(members.texts),
+        num_nonmembers=len(nonmembers.texts),
+        members_hash=_set_hash(members),
+        nonmembers_hash=_set_hash(nonmembers),
+        num_repeated=members.num_repeats + nonmembers.num_repeats,
+        num_truncated=sum(e.truncated for e in scorer.encode(texts)) if isinstance(scorer, ModelScorer) else 0,
+        near_duplicates=overlap.near_duplicates,
+    )
+
+
+def _set_hash(texts: TextSet) -> str:
+    return hashlib.sha256("\n".join(sorted(texts.hashes)).encode()).hexdigest()
+
+
+def _scoring_record(target: Target) -> dict[str, Any]:
+    """Record what was scored of a text, so that two audits can be seen to be comparable or not."""
+    scorer = target.scorer
+    facts: dict[str, Any] = {"template": target.template, "fingerprint": scorer.fingerprint}
+    if isinstance(scorer, RemoteScorer):
+        first = "scored: the server puts something before it" if scorer.scores_first_token else "not scored"
+        return facts | {"first token": first, "end of text": "not scored", "tokens": "as the server splits the text"}
+    if isinstance(scorer, ModelScorer):
+        begins = len(scorer.begin_ids) > 0
+        facts["type"] = str(scorer.dtype).removeprefix("torch.")
+        if scorer.is_encoder_decoder:
+            facts["first token"] = "scored, from the decoder's start token"
+        elif begins:
+            facts["first token"] = (
+                f"scored, from the tokenizer's own beginning-of-text token {int(scorer.begin_ids[0])}"
+            )
+        else:
+            facts["first token"] = "not scored: the tokenizer puts nothing before it"
+        facts["end of text"] = "scored where the text is not cut" if target.template.add_eos else "not scored"
+    return facts
+
+
+def _settings_record(request: AuditRequest) -> dict[str, Any]:
+    gathering = request.gathering
+    return {
+        "attacks": [str(attack.name) for attack in request.attacks],
+        "seed": request.seed,
+        "confidence": request.confidence,
+        "bootstrap": request.num_resamples,
+        "neighbours": gathering.num_neighbours,
+        "paraphrases": gathering.num_paraphrases,
+        "shots": gathering.num_shots,
+        "shadows": list(gathering.shadows),
+        **request.settings,
+    }

@@ -1,0 +1,1 @@
+"""Targets of an audit, opened as scorers: models, adapters, adapted folders, endpoints."""

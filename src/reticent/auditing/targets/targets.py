@@ -1,0 +1,330 @@
+"""Targets of an audit: a model, an adapter over its base, an adapted folder, or a server, opened as scorers.
+
+| a target | reference (the base before adaptation) | template | members known |
+|---|---|---|---|
+| model folder, hub id, .gguf file, smollm2-135m | --reference only | default | no |
+| PEFT folder | the same base, adapter off | default | no |
+| bottleneck folder, with --model | the same base, adapter off | default | no |
+| adapted folder | the same base, adapter off; for full fine-tuning the base beside it | stored | yes, by hash |
+| server | --reference only | default | no |
+
+A run directory is opened by whoever composes the audit, since this package never sees an ensemble: a world goes in as a
+PEFT folder, and the other worlds as a shadow table.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from reticent._files import sha256_of_file
+from reticent._settings import readable_settings
+from reticent.auditing.canaries.extraction import Extractor, LocalExtractor
+from reticent.auditing.inputs.shadows import ShadowTable
+from reticent.auditing.targets.endpoint import EndpointSettings, RemoteScorer
+from reticent.auditing.targets.scoring import ModelScorer
+from reticent.errors import AuditError, ModelError
+from reticent.models.base import LanguageModel, resolve_base_model, usable_device
+from reticent.protocols import Scorer
+from reticent.text.template import TextTemplate
+from reticent.training.adapted_folder import ADAPT_NAME, AdaptedFolder
+from reticent.training.settings import Technique, TechniqueSettings
+from reticent.training.techniques.bottleneck import BOTTLENECK_NAME, load_bottleneck
+from reticent.training.techniques.registry import base_class_name, load_technique, technique_parameters
+
+_PEFT_CONFIG = "adapter_config.json"
+_RUN_FILES = ("manifest.json", "worlds.safetensors")
+
+
+class TargetKind(StrEnum):
+    """The kind of a target."""
+
+    MODEL = "model"
+    PEFT = "peft adapter"
+    BOTTLENECK = "bottleneck adapter"
+    ADAPTED = "adapted model"
+    RUN = "run directory"
+    ENDPOINT = "endpoint"
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """Options for opening targets.
+
+    Attributes:
+        model: where the base model of an adapter is, if not where it says; the model's name on a server.
+        reference: another reference than the target's own base: any target but a run directory.
+        template: changes to the template, by field; what is absent is as stored with the adapter, or the default.
+        dtype: to compute in; as trained, or float32, unless given.
+        device: where to compute.
+        batch_tokens: tokens computed at once.
+        endpoint: how a server is asked; its address and model are filled in.
+    """
+
+    model: str | None = None
+    reference: str | None = None
+    template: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
+    device: str = "cpu"
+    batch_tokens: int = 2048
+    endpoint: EndpointSettings = field(default_factory=lambda: EndpointSettings(""))
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A target, open.
+
+    Attributes:
+        kind: what it is.
+        record: what the report says of it: JSON values, no texts.
+        scorer: the model.
+        template: what it is given of a text.
+        reference: the base before adaptation, or None.
+        reference_record: what the report says of that.
+        base: what the base model is called, so that it can be loaded again; None for a server.
+        module: the model's weights and what trains of them, for attacks that need them; None for a server.
+        member_hashes: SHA-256 of the texts it was trained on; None where that is not known.
+        heldout_hashes: the same of the texts that were held out.
+        shadow_table: shadow models that come with the target, for some texts; None where there are none.
+        warnings: what the report must say of how it was opened.
+    """
+
+    kind: TargetKind
+    record: dict[str, Any]
+    scorer: Scorer
+    template: TextTemplate
+    reference: Scorer | None = None
+    reference_record: dict[str, Any] | None = None
+    base: str | None = None
+    module: nn.Module | None = None
+    member_hashes: frozenset[str] | None = None
+    heldout_hashes: frozenset[str] | None = None
+    shadow_table: Callable[[Sequence[str]], ShadowTable] | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def num_trained(self) -> int:
+        """Count the numbers that the technique trained; 0 where there is no module or nothing was trained."""
+        return 0 if self.module is None else sum(p.numel() for p in technique_parameters(self.module))
+
+    @property
+    def extractor(self) -> Extractor | None:
+        """Asks the target to go on from a prompt."""
+        if isinstance(self.scorer, RemoteScorer):
+            return self.scorer
+        if self.module is None or not isinstance(self.scorer, ModelScorer):
+            return None
+        limit = self.scorer.context_length or self.template.max_tokens
+        return LocalExtractor(self.module, self.scorer.tokenizer, self.template, limit)
+
+
+def target_kind(name: str) -> TargetKind:
+    """Tell what a target is from its name and the files in it; anything unknown is taken for a model."""
+    if name.startswith(("http://", "https://")):
+        return TargetKind.ENDPOINT
+    folder = Path(name).expanduser()
+    if (folder / ADAPT_NAME).is_file():
+        return TargetKind.ADAPTED
+    if all((folder / file).is_file() for file in _RUN_FILES):
+        return TargetKind.RUN
+    if (folder / _PEFT_CONFIG).is_file():
+        return TargetKind.PEFT
+    if (folder / BOTTLENECK_NAME).is_file():
+        return TargetKind.BOTTLENECK
+    return TargetKind.MODEL
+
+
+def open_target(name: str, options: TargetOptions) -> Target:
+    """Open a target and its reference.
+
+    Raises:
+        AuditError: it is a run directory.
+        EndpointError: a server does not answer, or returns no log-probabilities.
+        InvalidValueError: the template or the device cannot be used.
+        ModelError: a model or adapter cannot be read, or does not fit its base.
+        RunDirectoryError: an adapted folder is damaged, or its base is another one.
+    """
+    target = _OPENERS[target_kind(name)](name, options)
+    if options.reference is None:
+        return target
+    # A reference reads what the target reads.
+    as_target = replace(options, reference=None, model=None, template=target.template.model_dump())
+    reference = open_target(options.reference, as_target)
+    warnings = (*target.warnings, *(f"reference: {warning}" for warning in reference.warnings))
+    return replace(target, reference=reference.scorer, reference_record=reference.record, warnings=warnings)
+
+
+def _open_endpoint(name: str, options: TargetOptions) -> Target:
+    scorer = RemoteScorer(replace(options.endpoint, url=name, model=options.model), _template(None, options))
+    record = {"kind": TargetKind.ENDPOINT.value, "name": name, "model": scorer.model}
+    return Target(TargetKind.ENDPOINT, record, scorer, scorer.template)
+
+
+def _open_model(name: str, options: TargetOptions) -> Target:
+    base = resolve_base_model(name)
+    module = _load_base(base, options)
+    scorer, warnings = _scorer(module, base.load_tokenizer(), _template(None, options), _base_identity(base), options)
+    record = {"kind": TargetKind.MODEL.value, "name": name, **_base_facts(base, module)}
+    return Target(TargetKind.MODEL, record, scorer, scorer.template, base=name, module=module, warnings=warnings)
+
+
+def _open_peft(name: str, options: TargetOptions) -> Target:
+    folder = Path(name).expanduser()
+    base = resolve_base_model(options.model or _recorded_base(folder))
+    # Every PEFT technique is read alike: the folder says which it is.
+    module = load_technique(_load_base(base, options), Technique.LORA, TechniqueSettings(), folder)
+    adapter = json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("peft_type")
+    return _bare_adapter(TargetKind.PEFT, name, adapter, module, base, options)
+
+
+def _open_bottleneck(name: str, options: TargetOptions) -> Target:
+    if options.model is None:
+        raise _unknown_base(name)
+    base = resolve_base_model(options.model)
+    module = (
+        load_bottleneck(_load_base(base, options), Path(name).expanduser()).eval().requires_grad_(requires_grad=False)
+    )
+    return _bare_adapter(TargetKind.BOTTLENECK, name, module.placement.value, module, base, options)
+
+
+def _bare_adapter(
+    kind: TargetKind, name: str, adapter: str, module: nn.Module, base: LanguageModel, options: TargetOptions
+) -> Target:
+    """An adapter's own folder, without what an adapted folder says of texts and template."""
+    files = [path for path in sorted(Path(name).expanduser().iterdir()) if path.suffix in (".json", ".safetensors")]
+    identity = _joined_hash(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
+    record = {"kind": kind.value, "name": name, "adapter": adapter, **_base_facts(base, module)}
+    return _adapter_target(kind, record, module, base, identity, _template(None, options), options)
+
+
+def _load_base(base: LanguageModel, options: TargetOptions) -> Any:
+    return base.load(options.dtype or torch.float32).to(usable_device(options.device))
+
+
+def _open_adapted(name: str, options: TargetOptions) -> Target:
+    adapted = AdaptedFolder.open(Path(name).expanduser())
+    manifest = adapted.manifest
+    base = adapted.base(options.model)
+    module, tokenizer = adapted.load(base, options.dtype, options.device)
+    identity = _joined_hash(_base_identity(base), *(f"{file} {value}" for file, value in manifest.files.items()))
+    record = {
+        "kind": TargetKind.ADAPTED.value,
+        "name": name,
+        "technique": manifest.technique.value,
+        "settings": manifest.settings.model_dump(mode="json"),
+        "training": manifest.training.model_dump(mode="json") if manifest.training else None,
+        "differential_privacy": manifest.dp.model_dump(mode="json") if manifest.dp else "none",
+        "trained_parameters": manifest.counts.trained_parameters,
+        "members": manifest.counts.members,
+        **_base_facts(base, module),
+    }
+    template = _template(manifest.template, options)
+    if manifest.technique is Technique.FULL:
+        scorer, warnings = _scorer(module, tokenizer, template, identity, options)
+        before = base.load(scorer.dtype).to(usable_device(options.device))
+        reference, _ = _scorer(before, base.load_tokenizer(), scorer.template, _base_identity(base), options)
+        facts = _base_facts(base, before)
+        target = Target(
+            TargetKind.ADAPTED, record, scorer, scorer.template, reference, facts, base.name, module, warnings=warnings
+        )
+    else:
+        target = _adapter_target(TargetKind.ADAPTED, record, module, base, identity, template, options)
+    return replace(
+        target, member_hashes=frozenset(adapted.member_hashes), heldout_hashes=frozenset(adapted.heldout_hashes)
+    )
+
+
+def _open_run(name: str, options: TargetOptions) -> Target:
+    raise AuditError(f"{name} is a run directory, which holds many models: name one of its worlds with --world")
+
+
+_OPENERS: dict[TargetKind, Callable[[str, TargetOptions], Target]] = {
+    TargetKind.MODEL: _open_model,
+    TargetKind.PEFT: _open_peft,
+    TargetKind.BOTTLENECK: _open_bottleneck,
+    TargetKind.ADAPTED: _open_adapted,
+    TargetKind.RUN: _open_run,
+    TargetKind.ENDPOINT: _open_endpoint,
+}
+
+
+def _adapter_target(
+    kind: TargetKind,
+    record: dict[str, Any],
+    module: nn.Module,
+    base: LanguageModel,
+    identity: str,
+    template: TextTemplate,
+    options: TargetOptions,
+) -> Target:
+    """A target whose reference is the same module with the adapter off, so that the base is in memory once."""
+    scorer, warnings = _scorer(module, base.load_tokenizer(), template, identity, options)
+    reference = ModelScorer(
+        module,
+        scorer.tokenizer,
+        scorer.template,
+        # The base's own identity: audits of several adapters over one base share its signals.
+        _base_identity(base),
+        with_adapter=False,
+        batch_tokens=options.batch_tokens,
+    )
+    facts = _base_facts(base, module)
+    return Target(kind, record, scorer, scorer.template, reference, facts, base.name, module, warnings=warnings)
+
+
+def _scorer(
+    module: nn.Module, tokenizer: Any, template: TextTemplate, identity: str, options: TargetOptions
+) -> tuple[ModelScorer, tuple[str, ...]]:
+    """A scorer whose template fits the model's context, and a warning where it had to be made to fit."""
+    scorer = ModelScorer(module, tokenizer, template, identity, batch_tokens=options.batch_tokens)
+    limit = scorer.context_length
+    if limit is None or template.max_tokens <= limit:
+        return scorer, ()
+    if limit < 2:
+        raise ModelError(f"the adapter leaves {limit} tokens of the model's context for a text; nothing can be scored")
+    cut = template.model_copy(update={"max_tokens": limit})
+    warning = f"texts are cut to {limit} tokens, what the model's context leaves, not to {template.max_tokens}"
+    return ModelScorer(module, tokenizer, cut, identity, batch_tokens=options.batch_tokens), (warning,)
+
+
+def _template(stored: TextTemplate | None, options: TargetOptions) -> TextTemplate:
+    fields = (stored or TextTemplate()).model_dump() | options.template
+    with readable_settings("template"):
+        return TextTemplate(**fields)
+
+
+def _recorded_base(folder: Path) -> str:
+    try:
+        name = json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder / _PEFT_CONFIG} cannot be read ({type(error).__name__})") from None
+    if not isinstance(name, str) or not name:
+        raise _unknown_base(folder)
+    return name
+
+
+def _unknown_base(adapter: str | Path) -> ModelError:
+    return ModelError(f"{adapter} does not say which base model it is for; name it with --model")
+
+
+def _base_identity(base: LanguageModel) -> str:
+    return _joined_hash(base.content_hash, base.tokenizer_hash)
+
+
+def _joined_hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(("reticent weights 1", *parts)).encode()).hexdigest()
+
+
+def _base_facts(base: LanguageModel, module: nn.Module) -> dict[str, Any]:
+    return {
+        "base": base.name,
+        "base_class": base_class_name(module),
+        "base_content_hash": base.content_hash,
+        "tokenizer_hash": base.tokenizer_hash,
+    }

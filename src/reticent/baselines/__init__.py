@@ -1,1 +1,0 @@
-"""What the calibrated release is compared with: decoders that never touch the secret, no protection, and PMixED."""

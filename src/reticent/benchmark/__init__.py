@@ -1,0 +1,1 @@
+"""PrivAuditor's grid: models, data sets, techniques and attacks, cell by cell."""

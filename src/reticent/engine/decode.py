@@ -1,0 +1,132 @@
+"""Decode steps: new tokens of some contexts, through all blocks, in one pass.
+
+A context brings one token, or several in a row where later ones are guessed. All tokens share every matrix product;
+attention goes context by context, because their lengths differ. Steps run for the public model and all worlds, or for
+the public model alone.
+
+Shape suffixes: G rows, M worlds, N tokens of all contexts, D hidden size.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reticent.engine.cuda_graphs import CachedContext, CudaGraphRunner
+from reticent.layers.adapted_blocks import AdaptedBlocks
+from reticent.layers.attention import biases_up_to, cached_attention
+from reticent.layers.forward import Attend, BatchedDecoder
+
+_Forward = Callable[[Tensor, Tensor, Attend], Tensor]
+"""(tokens int64[N], positions int64[N], attend) -> final hidden states [G, N, D]."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens of one context, side by side from position `start`; the cache holds everything before."""
+
+    context: CachedContext
+    start: int
+    tokens: Sequence[int]
+
+
+class DecodeSteps:
+    """Runs decode steps; `records` replays those that come again, see `recording`."""
+
+    def __init__(self, decoder: BatchedDecoder, blocks: AdaptedBlocks, records: bool) -> None:
+        self._decoder = decoder
+        self._blocks = blocks
+        device = decoder.architecture.device
+        self._recorder, self._public_recorder = (CudaGraphRunner(device) if records else None for _ in range(2))
+
+    def all_rows(self, runs: Sequence[Run]) -> Tensor:
+        """Final hidden states of the public model and all worlds after each token, [1 + M, N, D]."""
+        return self._step(self._all, runs, self._recorder)
+
+    def public_row(self, runs: Sequence[Run]) -> Tensor:
+        """Those of the public model alone, [1, N, D]; only its row of the caches is written."""
+        return self._step(self._public, runs, self._public_recorder)
+
+    def drop_stale_graphs(self) -> None:
+        """Let go of recordings of contexts that are no more."""
+        for recorder in (self._recorder, self._public_recorder):
+            if recorder is not None:
+                recorder.drop_stale_graphs()
+
+    def _step(self, forward: _Forward, runs: Sequence[Run], recorder: CudaGraphRunner | None) -> Tensor:
+        tokens = [token for run in runs for token in run.tokens]
+        positions = [run.start + offset for run in runs for offset in range(len(run.tokens))]
+        if recorder is not None:
+            return self._run_captured(recorder, forward, runs, tokens, positions)
+        device = self._decoder.architecture.device
+        tokens_N, positions_N = (torch.tensor(numbers, device=device) for numbers in (tokens, positions))
+        return forward(tokens_N, positions_N, self._attention(runs))
+
+    def _all(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        trunk_1ND = self._blocks.run_trunk(tokens_N, positions_N, attend)
+        return self._decoder.final_hidden(self._blocks.run_rows(trunk_1ND, positions_N, attend, skip=1))
+
+    def _public(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        hidden_1ND = self._decoder.embed(tokens_N, positions_N)[None]
+        layers = range(self._decoder.num_layers)
+        return self._decoder.final_hidden(self._decoder.run_layers(hidden_1ND, layers, positions_N, attend))
+
+    def _attention(self, runs: Sequence[Run]) -> Attend:
+        """Attention of new tokens over each context's cache."""
+        places = _places([len(run.tokens) for run in runs])
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            mixed = []
+            for run, here in zip(runs, places, strict=True):
+                stored = run.context.caches[layer].append(run.start, key[:, here], value[:, here])
+                mixed.append(self._decoder.attention_over(layer, query[:, here], *stored))
+            return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+
+        return attend
+
+    def _run_captured(
+        self,
+        recorder: CudaGraphRunner,
+        forward: _Forward,
+        runs: Sequence[Run],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+    ) -> Tensor:
+        """The step without a shape or a host decision that depends on positions, replayed where it can be."""
+        counts = [len(run.tokens) for run in runs]
+        for run, count in zip(runs, counts, strict=True):
+            for cache in run.context.caches:
+                cache.reserve(run.start, count)
+
+        def step(contexts: Sequence[CachedContext], tokens_N: Tensor, positions_N: Tensor) -> Tensor:
+            return forward(tokens_N, positions_N, self._attention_in_place(contexts, counts, positions_N))
+
+        return recorder.run(step, [run.context for run in runs], counts, tokens, positions)
+
+    def _attention_in_place(
+        self, contexts: Sequence[CachedContext], counts: Sequence[int], positions_N: Tensor
+    ) -> Attend:
+        """`_attention` for contexts with room for the new positions; see `recording.StepFunction`."""
+        architecture = self._decoder.architecture
+        places = _places(counts)
+        biases = [
+            biases_up_to(positions_N[here], context.caches[0].capacity, architecture.alibi_slopes_H, architecture.dtype)
+            for context, here in zip(contexts, places, strict=True)
+        ]
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            scale = architecture.layers[layer].attention_scale
+            mixed = []
+            for context, here, bias in zip(contexts, places, biases, strict=True):
+                stored = context.caches[layer].store_at(positions_N[here], key[:, here], value[:, here])
+                mixed.append(cached_attention(query[:, here], *stored, scale, bias))
+            return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+
+        return attend
+
+
+def _places(counts: Sequence[int]) -> list[slice]:
+    """Locate each run's tokens among all."""
+    return [slice(stop - count, stop) for stop, count in zip(itertools.accumulate(counts), counts, strict=True)]

@@ -1,0 +1,239 @@
+"""The ensemble engine: prompts, caches and decode steps for the public model and all worlds at once.
+
+Rows are ordered public model first, then worlds 0 … m − 1, always. Blocks below the lowest adapter are the same for
+every row and are computed, and cached, once. Requests that decode in one step share every matrix product; only
+attention goes request by request, because their lengths differ.
+
+Shape suffixes: G rows (1 + M), M worlds, N tokens, T cached positions, H key-value heads, C head dimension, D hidden
+size, K candidates, V vocabulary.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reticent import _validate
+from reticent.engine.decode import DecodeSteps, Run
+from reticent.engine.kv_cache import LayerCache
+from reticent.errors import InvalidValueError
+from reticent.layers.adapted_blocks import AdaptedBlocks
+from reticent.layers.adapters import StackedAdapters
+from reticent.layers.forward import Attend, BatchedDecoder
+from reticent.protocols import ChooseDraft, DraftTokens
+
+_CACHE_BLOCK = 32
+_CAPTURED_CACHE_BLOCK = 256
+"""Larger where steps are recorded, since a recording lasts until a cache grows."""
+_PREFILL_TOKENS = 2048
+"""Most row-tokens that go through the adapted blocks at once while a prompt is read; bounds memory for any m, and how
+long other answers wait for one part of it."""
+
+
+@dataclass(eq=False)
+class EngineContext:
+    """One token sequence as the engine holds it; made by `Engine.open`.
+
+    Attributes:
+        caches: one a block; what they hold beyond `length` is a guess.
+        tokens: the sequence.
+        final_hidden_GD: final hidden states after its last token.
+        ahead: guessed tokens that go on from there, each with the final hidden states after it.
+    """
+
+    caches: list[LayerCache]
+    tokens: list[int] = field(default_factory=list)
+    final_hidden_GD: Tensor | None = None
+    ahead: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens the context holds."""
+        return len(self.tokens)
+
+    def append(self, token: int, final_hidden_GD: Tensor, ahead: list[tuple[int, Tensor]]) -> None:
+        """Take the next token and what is known after it."""
+        self.tokens.append(token)
+        self.final_hidden_GD, self.ahead = final_hidden_GD, ahead
+
+
+class Engine:
+    """The public model and m worlds for next-token prediction; implements `reticent.protocols.ServedEnsemble`.
+
+    What is computed, and in which order, is a function of tokens alone. The same contexts in the same order give the
+    same bits; another batch may round otherwise.
+    """
+
+    def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters, capture_graphs: bool | None = None) -> None:
+        """Take a decoder and the worlds' adapters; `capture_graphs` replays decode steps, by default on CUDA only."""
+        records = decoder.architecture.device.type == "cuda" if capture_graphs is None else capture_graphs
+        self._decoder = decoder
+        self._blocks = AdaptedBlocks(decoder, adapters)
+        self._steps = DecodeSteps(decoder, self._blocks, records)
+        self._cache_block = _CAPTURED_CACHE_BLOCK if records else _CACHE_BLOCK
+
+    @property
+    def num_worlds(self) -> int:
+        """The number of worlds, m."""
+        return self._blocks.num_adapters
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids, V."""
+        return self._decoder.architecture.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens a context can hold."""
+        return self._decoder.architecture.context_length
+
+    def open(self, prompt: Sequence[int]) -> EngineContext:
+        """Read a prompt into a new context.
+
+        Raises:
+            InvalidValueError: the prompt is empty or longer than the context window, or a token is not in the
+                vocabulary.
+        """
+        parts = self.prefill_in_parts(prompt)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                context: EngineContext = end.value
+                return context
+
+    @torch.inference_mode()
+    def prefill_in_parts(self, prompt: Sequence[int]) -> Generator[None, None, EngineContext]:
+        """`open`, yielding between parts of the work; the context is what the generator returns."""
+        self._check_prompt(prompt)
+        self._steps.drop_stale_graphs()
+        caches = [LayerCache(self._cache_block) for _ in range(self._decoder.num_layers)]
+        context = EngineContext(caches, list(prompt))
+        device = self._decoder.architecture.device
+        positions_N = torch.arange(len(prompt), device=device)
+        trunk_1ND = self._blocks.run_trunk(
+            torch.tensor(context.tokens, device=device), positions_N, self._trunk_attention(context)
+        )
+        finals: list[Tensor] = []
+        for some in self._blocks.parts(_PREFILL_TOKENS, len(prompt)):
+            if finals:
+                yield
+            skip = 1 if some.start == 0 else 0
+            attend = self._storing_attention(context, some.start + 1 - skip)
+            hidden_GND = self._blocks.run_rows(trunk_1ND, positions_N, attend, skip, some)
+            finals.append(self._decoder.final_hidden(hidden_GND[:, -1]))
+        context.final_hidden_GD = torch.cat(finals)
+        return context
+
+    @torch.inference_mode()
+    def extend(
+        self, contexts: Sequence[EngineContext], tokens: Sequence[int], guesses: DraftTokens | None = None
+    ) -> None:
+        """Append one token to each context, all in one step.
+
+        Args:
+            contexts: what to extend.
+            tokens: the token each gets.
+            guesses: tokens that may follow it, from `draft`. They are computed in the same step; a later token that is
+                the one guessed costs nothing, and any other leaves no trace of the guesses.
+
+        Raises:
+            InvalidValueError: a context is full, or the lists differ in length.
+        """
+        guesses = [()] * len(contexts) if guesses is None else guesses
+        if not len(contexts) == len(tokens) == len(guesses):
+            raise InvalidValueError(f"{len(contexts)} contexts but {len(tokens)} tokens; give one token a context")
+        if any(context.length >= self.context_length for context in contexts):
+            raise InvalidValueError(f"a context already holds {self.context_length} tokens, the model's context length")
+        runs, unforeseen = [], []
+        for context, token, guess in zip(contexts, tokens, guesses, strict=True):
+            if self.has_draft(context, token):
+                _, final_hidden_GD = context.ahead[0]
+                context.append(token, final_hidden_GD, context.ahead[1:])
+            else:
+                run = [token, *guess][: self.context_length - context.length]
+                runs.append(Run(context, context.length, run))
+                unforeseen.append(context)
+        if not runs:
+            return
+        final_GND, first = self._steps.all_rows(runs), 0
+        for context, computed in zip(unforeseen, runs, strict=True):
+            after = [(token, final_GND[:, first + offset]) for offset, token in enumerate(computed.tokens)]
+            context.append(*after[0], after[1:])
+            first += len(after)
+
+    def has_draft(self, context: EngineContext, token: int) -> bool:
+        """True if the token is the next one guessed, so that appending it needs no computation."""
+        return bool(context.ahead) and context.ahead[0][0] == token
+
+    @torch.inference_mode()
+    def draft(
+        self, contexts: Sequence[EngineContext], tokens: Sequence[int], counts: Sequence[int], choose: ChooseDraft
+    ) -> list[list[int]]:
+        """Draft tokens with the public model alone, to follow the next token of each context.
+
+        Args:
+            contexts: which; unchanged but for what their caches hold beyond their length.
+            tokens: the token each is about to get.
+            counts: how many guesses each gets; fewer where the context window ends.
+            choose: picks a token.
+        """
+        runs = [[token] for token in tokens]
+        room = [self.context_length - context.length - 1 for context in contexts]
+        counts = [min(count, most) for count, most in zip(counts, room, strict=True)]
+        for ahead in range(max(counts, default=0)):
+            drafting = [number for number, count in enumerate(counts) if ahead < count]
+            hidden_1ND = self._steps.public_row(
+                [Run(contexts[number], contexts[number].length + ahead, runs[number][-1:]) for number in drafting]
+            )
+            for logits_V, number in zip(self._decoder.logits(hidden_1ND[0]).cpu().numpy(), drafting, strict=True):
+                runs[number].append(choose(number, ahead, logits_V))
+        return [run[1:] for run in runs]
+
+    @torch.inference_mode()
+    def public_logits(self, context: EngineContext) -> NDArray[np.float32]:
+        """The public model's next-token logits, float32[V]."""
+        return self._decoder.logits(_final_hidden(context)[0]).cpu().numpy()
+
+    @torch.inference_mode()
+    def world_logits(self, context: EngineContext, candidates_K: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Every world's next-token logits at the candidates, float32[M, K]."""
+        candidates = torch.from_numpy(candidates_K).to(self._decoder.architecture.device)
+        return self._decoder.candidate_logits(_final_hidden(context)[1:], candidates).cpu().numpy()
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not 1 <= len(prompt) <= self.context_length:
+            raise InvalidValueError(
+                f"a prompt of {len(prompt)} tokens: it must have 1 to {self.context_length}, the model's context length"
+            )
+        _validate.in_vocabulary(prompt, self.vocab_size)
+
+    def _storing_attention(self, context: EngineContext, first_row: int) -> Attend:
+        """Attention within a prompt for some consecutive rows, whose keys and values go to the caches."""
+        # Where the lowest adapter sits behind attention, that block's keys and values are still common to all rows.
+        shared = self._blocks.adapted.start if self._blocks.first_attention_is_shared else None
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            if layer != shared:
+                context.caches[layer].store_rows(first_row, 1 + self.num_worlds, key, value)
+            elif first_row == 0:
+                context.caches[layer].store_rows(0, 1, key, value)
+            return self._decoder.attention_over(layer, query, key, value)
+
+        return attend
+
+    def _trunk_attention(self, context: EngineContext) -> Attend:
+        """Attention within a prompt for the one row of the trunk."""
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return self._decoder.attention_over(layer, query, *context.caches[layer].append(0, key, value))
+
+        return attend
+
+
+def _final_hidden(context: EngineContext) -> Tensor:
+    assert context.final_hidden_GD is not None, "a context comes from Engine.open"
+    return context.final_hidden_GD

@@ -1,1 +1,0 @@
-"""The public model and all worlds in one batched forward."""

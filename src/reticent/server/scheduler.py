@@ -1,0 +1,319 @@
+"""The engine thread: continuous batching of answers over one ensemble and one curator.
+
+What is guaranteed. One thread computes and releases; it alone touches the curator. Each step it casts the votes of
+every answer whose prompt is read, releases them in the order of admission with one commit, hands the tokens on, and
+extends the contexts of the answers that go on. All votes of a step are fixed before any of its tokens is seen, and no
+token is handed on before its charge is durable. Between two steps it reads one part of one prompt, so that a long
+prompt slows the others down but does not stop them; keys take turns at reading, one prompt each at a time.
+
+Places in the batch are shared among the API keys that want any. Where a key waits that has fewer than its share, an
+answer of the key that has the most is suspended between two steps: it gives up its place and its caches, goes to the
+head of its key's line, and is read again, prompt and tokens so far, when its turn comes. So no more contexts are held
+than there are places. A suspended answer loses no token and is charged for none twice.
+
+What is done, in which order and how often, is a function of requests, limits, released tokens and the account: never of
+the realised world.
+
+| case | what happens |
+|---|---|
+| the budget does not cover an answer's next token | it ends with `BUDGET`, or the public model goes on for it |
+| the key's quota is used up | the answer ends with `QUOTA` |
+| the ledger cannot be written | every answer in the batch ends with `STORAGE`; the next ones try again |
+| a prompt cannot be read, votes not cast, or a token not handed on | that answer ends with `FAULT`, the others go on |
+| contexts cannot be extended | every answer that would have gone on ends with `FAULT` |
+| an answer is cancelled | it leaves before the next step, or at once where it waits; what was released stays charged |
+| a suspended answer cannot be read again | that answer ends with `FAULT`; its tokens stay charged |
+| answers of one key fill its line | the key's further requests are refused whole; other keys' lines are their own |
+| the server stops | no new answers; those at hand or suspended are finished, or end with `SHUTDOWN` at a deadline |
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol
+
+from reticent.decoding.speculative import Continuation, extend_with_drafts
+from reticent.pac.curator import Curator
+from reticent.protocols import C, ServedEnsemble
+from reticent.server.jobs import FinishReason, Job, TokenSource
+from reticent.server.stepping import Step, decode_step
+from reticent.server.turns import FairQueue, QueueFullError, answer_to_suspend
+
+logger = logging.getLogger("reticent.server")
+
+
+class Observer(Protocol):
+    """An observer of the engine. Called on the engine's thread; must return at once."""
+
+    def prefilled(self, seconds: float) -> None:
+        """A prompt was read."""
+        ...
+
+    def stepped(self, seconds: float, step: Step[Any]) -> None:
+        """A step ended."""
+        ...
+
+
+class ClosingError(Exception):
+    """The server is stopping."""
+
+
+@dataclass
+class _Reading(Generic[C]):
+    """An answer whose prompt is being read, what is left of the work, and how many parts and seconds it took so far."""
+
+    job: Job[C]
+    parts: Generator[None, None, C]
+    num_parts: int = 0
+    seconds: float = 0.0
+
+
+class Batcher(Generic[C]):
+    """Runs jobs on a thread of its own.
+
+    Args:
+        ensemble: the public model and all worlds.
+        curator: of the deployment; used on the engine thread only, but for its account, which never changes in place.
+        observer: is told of every step.
+        max_concurrent: answers in the batch.
+        max_queue: answers of one key that may wait.
+        public_fallback: whether the public model goes on where the budget ends.
+    """
+
+    def __init__(
+        self,
+        ensemble: ServedEnsemble[C],
+        curator: Curator,
+        observer: Observer,
+        *,
+        max_concurrent: int,
+        max_queue: int,
+        public_fallback: bool = False,
+    ) -> None:
+        self._ensemble = ensemble
+        self._curator = curator
+        self._observer = observer
+        self._max_concurrent = max_concurrent
+        self._max_queue = max_queue
+        self._public_fallback = public_fallback
+        self._waiting: FairQueue[Job[C]] = FairQueue()
+        self._active: list[Job[C]] = []
+        self._readings: list[_Reading[C]] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._deadline = float("inf")
+        self._commit_failed = False
+        self._thread = threading.Thread(target=self._run, name="reticent-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine thread."""
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[Job[C]]) -> None:
+        """Queue all jobs of a request, which are of one key, or none.
+
+        Raises:
+            QueueFullError: they do not all find a place in their key's line.
+            ClosingError: the server is stopping.
+        """
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                raise ClosingError
+            free = max(0, self._max_concurrent - len(self._active))
+            if self._waiting.length_of(jobs[0].key_id) + len(jobs) > self._max_queue + free:
+                raise QueueFullError
+            for job in jobs:
+                self._waiting.push(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job[C]) -> None:
+        """Stop a job that nobody waits for any more; of no effect once it has ended."""
+        with self._changed:
+            job.cancelled = True
+            was_waiting = self._waiting.remove(job)
+        if was_waiting:
+            job.sink.end(FinishReason.CANCELLED)
+
+    def close(self, drain_seconds: float) -> None:
+        """Take no more jobs, finish those at hand within `drain_seconds`, and end the thread."""
+        self.begin_closing(drain_seconds)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def begin_closing(self, drain_seconds: float) -> None:
+        """`close`, without waiting for the thread; a later call can bring the end forward, not put it off."""
+        with self._changed:
+            self._closing = True
+            self._deadline = min(self._deadline, time.monotonic() + drain_seconds)
+            self._changed.notify()
+
+    @property
+    def num_active(self) -> int:
+        """Answers in the batch."""
+        return len(self._active)
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait."""
+        return len(self._waiting)
+
+    @property
+    def is_running(self) -> bool:
+        """True if jobs are taken."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the thread runs, be it only to finish what is at hand."""
+        return self._thread.is_alive()
+
+    @property
+    def has_stopped(self) -> bool:
+        """True if every answer has ended and the thread with them."""
+        return self._closing and not self._thread.is_alive()
+
+    @property
+    def commit_failed(self) -> bool:
+        """True if the last attempt to write the ledger failed."""
+        return self._commit_failed
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._drop_cancelled()
+                self._admit()
+                self._read_on()
+                if ready := [job for job in self._active if job.context is not None]:
+                    self._step(ready)
+        finally:
+            with self._changed:
+                self._closing = True
+                left = [*self._active, *self._waiting.drain()]
+                self._active.clear()
+            for job in left:
+                _tell_end(job, FinishReason.SHUTDOWN)
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; return False when the thread should end."""
+        with self._changed:
+            while not self._active and not len(self._waiting):
+                if self._closing:
+                    return False
+                self._changed.wait()
+            return time.monotonic() < self._deadline
+
+    def _end(self, job: Job[C], ending: FinishReason) -> None:
+        with self._changed:
+            self._active.remove(job)
+        self._readings = [reading for reading in self._readings if reading.job is not job]
+        job.context = None
+        _tell_end(job, ending)
+
+    def _drop_cancelled(self) -> None:
+        for job in [job for job in self._active if job.cancelled]:
+            self._end(job, FinishReason.CANCELLED)
+
+    def _admit(self) -> None:
+        """Admit the answer whose turn it is, if a place is free or made free, and start to read its prompt."""
+        with self._changed:
+            places = Counter(job.key_id for job in self._active)
+            try:
+                key_id = self._waiting.next_key(places, {reading.job.key_id for reading in self._readings})
+            except IndexError:
+                return
+            if len(self._active) >= self._max_concurrent:
+                if (suspended := answer_to_suspend(self._active, key_id)) is None:
+                    return
+                self._suspend(suspended)
+            job = self._waiting.pop(key_id)
+            self._active.append(job)
+        if job.admitted is None:
+            job.admitted = time.perf_counter()
+        self._readings.append(_Reading(job, self._ensemble.prefill_in_parts([*job.prompt, *job.written])))
+
+    def _suspend(self, job: Job[C]) -> None:
+        """Take an answer out of the batch, to be read again when its turn comes; the lock is held."""
+        self._active.remove(job)
+        job.context, job.turn = None, 0
+        self._waiting.push_first(job)
+
+    def _read_on(self) -> None:
+        """Read one part of a prompt; keys take turns."""
+        if not self._readings:
+            return
+        reading = self._readings.pop(0)
+        started = time.perf_counter()
+        try:
+            next(reading.parts)
+        except StopIteration as end:
+            reading.job.context, reading.job.num_parts = end.value, reading.num_parts + 1
+            self._observer.prefilled(reading.seconds + time.perf_counter() - started)
+        except Exception:
+            logger.exception("a prompt could not be read", extra=reading.job.log_fields)
+            self._end(reading.job, FinishReason.FAULT)
+        else:
+            reading.num_parts += 1
+            reading.seconds += time.perf_counter() - started
+            self._readings.append(reading)
+
+    def _step(self, jobs: Sequence[Job[C]]) -> None:
+        started = time.perf_counter()
+        step = decode_step(self._ensemble, self._curator, jobs, self._public_fallback)
+        continuing = [(job, token) for job, token, source in step.tokens if self._hand_on(job, token, source)]
+        for job, ending in step.ended:
+            self._end(job, ending)
+        if continuing:
+            self._extend(continuing)
+        if step.commit_failed is not None:
+            self._commit_failed = step.commit_failed
+        self._observer.stepped(time.perf_counter() - started, step)
+
+    def _hand_on(self, job: Job[C], token: int, source: TokenSource) -> bool:
+        """Give an answer its token; return whether it goes on."""
+        job.written.append(token)
+        job.turn += 1
+        is_stop = token in job.stop_tokens
+        try:
+            wants_more = job.sink.push(token, source, is_stop)
+        except Exception as error:  # noqa: BLE001 - the kind alone is logged: the rest could quote the answer
+            _log_kind("a token could not be taken", job, error)
+            self._end(job, FinishReason.FAULT)
+            return False
+        if is_stop or not wants_more:
+            self._end(job, FinishReason.STOP)
+        elif job.step >= job.max_tokens:
+            self._end(job, FinishReason.LENGTH)
+        elif job.cancelled:
+            self._end(job, FinishReason.CANCELLED)
+        else:
+            return True
+        return False
+
+    def _extend(self, continuing: Sequence[tuple[Job[C], int]]) -> None:
+        going_on = [
+            Continuation(token, job.settings, job.coins, job.step, job.max_tokens - job.step, job.pace)
+            for job, token in continuing
+        ]
+        try:
+            extend_with_drafts(self._ensemble, [job.open_context for job, _ in continuing], going_on)
+        except Exception:
+            logger.exception(
+                "contexts could not be extended",
+                extra={"request_ids": sorted({job.request_id for job, _ in continuing})},
+            )
+            for job, _ in continuing:
+                self._end(job, FinishReason.FAULT)
+
+
+def _tell_end(job: Job[Any], ending: FinishReason) -> None:
+    try:
+        job.sink.end(ending)
+    except Exception as error:  # noqa: BLE001 - as above
+        _log_kind("an answer's end could not be told", job, error)
+
+
+def _log_kind(what: str, job: Job[Any], error: Exception) -> None:
+    logger.error("%s (%s)", what, type(error).__name__, extra=job.log_fields)

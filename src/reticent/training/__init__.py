@@ -1,0 +1,1 @@
+"""Training of adapters: all worlds together, or one model by any of ten techniques."""

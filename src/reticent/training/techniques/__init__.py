@@ -1,0 +1,1 @@
+"""Ways to adapt one language model, one file each, behind one registry."""
