@@ -68,8 +68,8 @@ def _table(rows: Sequence[MatchedRow], setting: Setting) -> Table:
         ),
         note=f"{setting.positions} positions of test texts, chosen on {sizes.selection_positions} of validation texts; "
         f"the whole vocabulary for PMixED, its candidates for PAC. N in {_list_values(sizes.shards)}, q in "
-        f"{_list_values(sizes.sampling_rates)}, order in {_list_values(sizes.max_orders)}. Own headroom: from the public "
-        "model to the experts' plain mean, or from the public model held to the candidates to a noiseless "
+        f"{_list_values(sizes.sampling_rates)}, order in {_list_values(sizes.max_orders)}. Own headroom: from the "
+        "public model to the experts' plain mean, or from the public model held to the candidates to a noiseless "
         "world. "
         f"{sizes.num_draws} draws of coins for PAC. Intervals: 95 %, over texts.{_no_radius(rows)}",
     )
