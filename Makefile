@@ -33,9 +33,10 @@ test: lint ## run lint, type check and all tests
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(TEST_WORKERS)
 
 # What computes along two paths and compares; the widest vectors a laptop without AVX-512 has, in every library.
-PORTABLE_TESTS := tests/ensemble tests/adaptation/test_multiworld.py tests/audit/test_scoring.py \
-  tests/audit/test_prefixes.py tests/audit/test_extraction.py tests/audit/test_self_prompted.py \
-  tests/decoding/test_drafts.py tests/evaluation/test_vote_casting.py tests/evaluation/test_model_votes.py
+PORTABLE_TESTS := tests/layers tests/engine tests/models/test_families.py tests/models/test_pointwise.py \
+  tests/training/test_multiworld.py tests/auditing/test_scoring.py tests/auditing/test_prefixes.py \
+  tests/auditing/test_extraction.py tests/auditing/test_self_prompted.py tests/decoding/test_speculative.py \
+  tests/evaluation/test_vote_casting.py tests/evaluation/test_model_votes.py
 
 test-portable: $(INSTALLED) ## run the numeric tests as a processor without AVX-512 would
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \

@@ -12,15 +12,14 @@ import torch
 from torch._inductor import codecache
 
 from reticent.layers.block import Heads, Rotation
-from reticent.models import compiled as fused
-from reticent.models import compiled_code
+from reticent.models import compiled, compiled_code
 from reticent.models.architecture import QkvLayout
 from reticent.models.pointwise import gated_silu, rms_norm
 
 
 @pytest.fixture(autouse=True)
 def _as_plain_python(monkeypatch):
-    monkeypatch.setattr(fused, "_compile", lambda function: function)
+    monkeypatch.setattr(compiled, "_compile", lambda function: function)
 
 
 def normal(*shape, dtype=torch.float64, seed=0):
@@ -32,7 +31,7 @@ def assert_equal_in_both_directions(compute, x):
     results = []
     for on in (False, True):
         leaf = x.clone().requires_grad_()
-        with fused.fused_training(on):
+        with compiled.fused_training(on):
             outputs = compute(leaf)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         weights = [normal(*output.shape, seed=9) for output in outputs]
@@ -54,7 +53,7 @@ def test_gated_silu():
 
 def test_gated_silu_far_out_is_the_identity_or_zero():
     x = torch.tensor([[-1e4, 1e4, 3.0, 3.0]], dtype=torch.float32, requires_grad=True)
-    with fused.fused_training(on=True):
+    with compiled.fused_training(on=True):
         y = gated_silu(x)
     y.sum().backward()
     assert y.tolist() == [[0.0, 3e4]]
@@ -82,14 +81,14 @@ def test_heads_without_rotation(layout):
 
 
 def test_positions_of_a_head_lie_side_by_side():
-    with fused.fused_training(on=True):
+    with compiled.fused_training(on=True):
         for part in Heads(4, 2, 6, QkvLayout.BLOCKS).split(normal(3, 5, 8 * 6), None):
             assert part.transpose(1, 2).is_contiguous()
 
 
 def test_half_precision_is_rounded_once():
     x = normal(4, 64, dtype=torch.bfloat16).requires_grad_()
-    with fused.fused_training(on=True):
+    with compiled.fused_training(on=True):
         y = rms_norm(x, None, 1e-5)
     exact = rms_norm(x.detach().double(), None, 1e-5)
     assert y.dtype == torch.bfloat16
@@ -98,13 +97,13 @@ def test_half_precision_is_rounded_once():
 
 def test_fusing_ends_with_its_context():
     def fail():
-        with fused.fused_training(on=True):
-            assert fused.is_fusing()
+        with compiled.fused_training(on=True):
+            assert compiled.is_fusing()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert not fused.is_fusing()
+    assert not compiled.is_fusing()
 
 
 def compiled_afresh(code, **variables):
@@ -132,7 +131,7 @@ def test_what_keeps_from_compiling_is_said_in_one_line(missing, tmp_path):
         "headers": ({"CXX": str(tmp_path / "g++"), "XDG_CACHE_HOME": str(tmp_path)}, "Python.h: No such file"),
         "cache": ({"XDG_CACHE_HOME": str(tmp_path / "g++")}, f"Not a directory: '{tmp_path / 'g++'}"),
     }[missing]
-    code = "from reticent.ensemble import fused; print(fused.can_compile(), fused.why_not_compiled())"
+    code = "from reticent.models import compiled; print(compiled.can_compile(), compiled.why_not_compiled())"
     answer = compiled_afresh(code, **variables)
     assert answer.startswith("False ")
     assert word in answer
@@ -140,8 +139,8 @@ def test_what_keeps_from_compiling_is_said_in_one_line(missing, tmp_path):
 
 
 def test_a_compiler_that_says_nothing_is_told_by_its_error():
-    assert fused._last_line(RuntimeError("")) == "RuntimeError"
-    assert fused._last_line(OSError(13, "Permission denied", "/cache")) == "[Errno 13] Permission denied: '/cache'"
+    assert compiled._last_line(RuntimeError("")) == "RuntimeError"
+    assert compiled._last_line(OSError(13, "Permission denied", "/cache")) == "[Errno 13] Permission denied: '/cache'"
 
 
 @pytest.mark.usefixtures("_compiler")
@@ -162,7 +161,7 @@ def test_a_cache_that_was_chosen_is_kept(monkeypatch):
     for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
         monkeypatch.setattr(codecache, name, getattr(codecache, name))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
-    fused._compile.__wrapped__(abs)
+    compiled._compile.__wrapped__(abs)
     folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     assert folder == f"/elsewhere/{compiled_code.instruction_set()}"
     assert codecache._HEADER_DIR.startswith(f"{folder}/")
@@ -172,11 +171,11 @@ def test_a_cache_that_was_chosen_is_kept(monkeypatch):
 
 TRAINED = """
 import torch
-from reticent.ensemble import fused
-assert fused.why_not_compiled() is None, fused.why_not_compiled()
+from reticent.models import compiled
+assert compiled.why_not_compiled() is None, compiled.why_not_compiled()
 numbers = torch.Generator().manual_seed(0)
 x = torch.randn(33, 77, generator=numbers, requires_grad=True)
-y = fused.rms_norm(x, None, 1e-5)
+y = compiled.rms_norm(x, None, 1e-5)
 torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (77,), eps=1e-5), rtol=1e-4, atol=1e-4)
 y.square().sum().backward()
 assert x.grad.abs().max() < 1, "this norm does not change with the length of a row"

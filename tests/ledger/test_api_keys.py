@@ -50,7 +50,7 @@ def test_an_expired_key_is_told_from_a_wrong_one(table):
     assert authenticate(text, table.read(), TOMORROW + 1) is None
 
 
-@pytest.mark.parametrize("expires", [1, int(time.time()) - 1, 2**60])
+@pytest.mark.parametrize("expires", [1, int(time.time()) - 1, 2**60], ids=["long-ago", "a-second-ago", "too-far"])
 def test_a_key_expires_in_the_future(table, expires):
     with pytest.raises(InvalidValueError, match="only expire in the future"):
         table.create("a", [Scope.GENERATE], expires=expires)

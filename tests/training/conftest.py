@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from reticent.models import compiled as fused
+from reticent.models import compiled
 
 
 @pytest.fixture
 def compiled_calls(monkeypatch: pytest.MonkeyPatch, _compiler: None) -> Counter[str]:
     """How often each compiled function was called."""
     calls: Counter[str] = Counter()
-    compile_one = fused._compile
+    compile_one = compiled._compile
 
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         compiled = compile_one(function)
@@ -26,5 +26,5 @@ def compiled_calls(monkeypatch: pytest.MonkeyPatch, _compiler: None) -> Counter[
 
         return call
 
-    monkeypatch.setattr(fused, "_compile", counting)
+    monkeypatch.setattr(compiled, "_compile", counting)
     return calls
