@@ -37,9 +37,9 @@ def assert_equal_in_both_directions(compute, x):
         weights = [normal(*output.shape, seed=9) for output in outputs]
         sum((output * weight).sum() for output, weight in zip(outputs, weights, strict=True)).backward()
         results.append([*outputs, leaf.grad])
-    for plain, compiled in zip(*results, strict=True):
-        assert plain.dtype == compiled.dtype
-        torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-9)
+    for plain, fast in zip(*results, strict=True):
+        assert plain.dtype == fast.dtype
+        torch.testing.assert_close(fast, plain, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("weight", [None, normal(7, seed=1)])
