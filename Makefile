@@ -56,9 +56,10 @@ lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(INSTALLED) ## rewrite the code in the project's style
+format: $(INSTALLED) ## rewrite the code in the project's style, and the map of the package
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python scripts/house_map.py
 
 lock: ## resolve pyproject.toml afresh and rewrite requirements.lock
 	rm -rf build/lock

@@ -1,4 +1,4 @@
-"""The Gaussian release: MECHANISM steps 6 and 7.
+"""The Gaussian release (arXiv 2609.05676): a vote under calibrated noise, of which the largest coordinate is released.
 
 Contract: the realised world enters at one place only, the choice of whose vote is used. The noisy vector R never
 leaves `GaussianMechanism.release`; what leaves is a token index and the worlds' log-likelihoods, and of the two only
