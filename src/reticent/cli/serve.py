@@ -38,7 +38,7 @@ from reticent.cli.serve_options import (
     WriteTimeout,
 )
 from reticent.cli.worlds import DType
-from reticent.decoding.votes import Decoder, DecodingSettings
+from reticent.decoding.votes import Decoder, DecodingSettings, require_candidates
 from reticent.errors import InvalidValueError
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.server.settings import ConnectionLimits, Limits, OnExhausted, ServerSettings
@@ -140,7 +140,7 @@ def _serve(
     try:
         from reticent.server.running import permitted_host
         from reticent.server.running import serve as run_server
-        from reticent.server.service import assemble, require_candidates
+        from reticent.server.service import assemble
     except ModuleNotFoundError as error:
         raise InvalidValueError(
             f"the server needs {error.name}; run `{sys.executable} -m pip install 'reticent[server]'`"

@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent.decoding.speculative import Continuation, DraftLength, extend_with_drafts
-from reticent.decoding.votes import Decoder, DecodingSettings, greedy_votes, gumbel_votes, top_candidates
+from reticent.decoding.votes import (
+    Decoder,
+    DecodingSettings,
+    greedy_votes,
+    gumbel_votes,
+    require_candidates,
+    top_candidates,
+)
 from reticent.errors import InvalidValueError
 from reticent.pac.curator import Curator
 from reticent.protocols import C, DraftingEnsemble, Ensemble
@@ -111,10 +118,7 @@ def most_steps(
     _validate.integer_in_range("max_tokens", max_tokens, 1)
     _validate.integer_in_range("drafts", num_drafts, 0)
     room = _room_after(prompt_tokens, ensemble)
-    if settings.num_candidates > ensemble.vocab_size:
-        raise InvalidValueError(
-            f"num_candidates must not exceed the vocabulary size {ensemble.vocab_size}, got {settings.num_candidates}"
-        )
+    require_candidates(settings, ensemble.vocab_size)
     return min(max_tokens, room)
 
 

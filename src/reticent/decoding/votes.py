@@ -72,6 +72,18 @@ class DecodingSettings:
         _validate.integer_in_range("num_candidates", self.num_candidates, 1)
 
 
+def require_candidates(settings: DecodingSettings, vocab_size: int) -> None:
+    """Check that the public model can nominate as many tokens as are asked for.
+
+    Raises:
+        InvalidValueError: the vocabulary is smaller.
+    """
+    if settings.num_candidates > vocab_size:
+        raise InvalidValueError(
+            f"candidates must not exceed the vocabulary size {vocab_size}, got {settings.num_candidates}"
+        )
+
+
 def top_candidates(public_logits_V: Logits, k: int) -> NDArray[np.int64]:
     """The k most likely tokens of the public model, int64[k] in ascending id order.
 

@@ -4,8 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reticent.decoding.votes import DecodingSettings
-from reticent.errors import InvalidValueError
+from reticent.decoding.votes import require_candidates
 from reticent.ledger.api_keys import KeyTable
 from reticent.ledger.database import Database
 from reticent.ledger.usage import UsageTable
@@ -67,18 +66,6 @@ class Service:
     def fingerprint(self) -> str:
         """Tells clients which run answers."""
         return f"fp_{self.run_id[:12]}"
-
-
-def require_candidates(decoding: DecodingSettings, vocab_size: int) -> None:
-    """Check that the public model can nominate as many tokens as are asked for.
-
-    Raises:
-        InvalidValueError: the vocabulary is smaller.
-    """
-    if decoding.num_candidates > vocab_size:
-        raise InvalidValueError(
-            f"candidates must not exceed the vocabulary size {vocab_size}, got {decoding.num_candidates}"
-        )
 
 
 def assemble(

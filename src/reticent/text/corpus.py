@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent.errors import CorpusError
 from reticent.text.deduplication import DisjointSets, join_near_duplicates
-from reticent.text.formats import PLAIN_TEXT_KEY, read_rows
+from reticent.text.formats import PLAIN_TEXT_KEY, Row, read_rows
 
 NEAR_DUPLICATE_THRESHOLD = 0.8
 
@@ -43,7 +43,8 @@ class TextRecord:
     Attributes:
         text: the text, not blank.
         unit: the privacy unit it belongs to before near-duplicates are merged; its name as names are compared.
-        source: where it was read, "file:line" (a row number in Parquet, the file alone for plain text), for messages.
+        source: where it was read, "file:line" (a row number in Parquet, the file alone for plain text) or its number in
+            a list, for messages.
     """
 
     text: str
@@ -101,13 +102,33 @@ def read_corpus(
             text is not a string, a unit is not named, or no record is left.
         InvalidValueError: `limit` is not a positive integer.
     """
+    check_limit(limit)
+    keys = [text_key] if unit_key is None else [text_key, unit_key]
+    return collect_records(read_rows(Path(path), keys), f"{path}", text_key=text_key, unit_key=unit_key, limit=limit)
+
+
+def check_limit(limit: int | None) -> None:
+    """Refuse a limit on the number of records that is not a positive integer; None is no limit."""
     if limit is not None:
         _validate.integer_in_range("limit", limit, 1)
-    keys = [text_key] if unit_key is None else [text_key, unit_key]
+
+
+def collect_records(
+    rows: Iterable[Row], name: str, *, text_key: str, unit_key: str | None, limit: int | None
+) -> Corpus:
+    """Make a corpus of rows, each of which has the wanted keys; arguments and errors are those of `read_corpus`.
+
+    Args:
+        rows: the rows, in order.
+        name: of the corpus, for messages.
+        text_key: the key of the text.
+        unit_key: the key of the privacy unit, or None.
+        limit: the most records, or None.
+    """
     records: list[TextRecord] = []
     spellings: set[str] = set()
     skipped_blank = 0
-    for row in read_rows(Path(path), keys):
+    for row in rows:
         text = _text(row.source, text_key, row.values[text_key])
         if not text.strip():
             skipped_blank += 1
@@ -118,7 +139,7 @@ def read_corpus(
         if len(records) == limit:
             break
     if not records:
-        raise CorpusError(f"{path}: no records to read ({skipped_blank} with blank text)")
+        raise CorpusError(f"{name}: no records to read ({skipped_blank} with blank text)")
     return Corpus(tuple(records), skipped_blank, len(spellings) - len({record.unit for record in records}))
 
 

@@ -53,7 +53,7 @@ class BuildRequest:
     """A request to build a run.
 
     Attributes:
-        corpus: file or folder; text_key, unit_key, limit: how to read it.
+        corpus: a file or folder, which `text_key`, `unit_key` and `limit` say how to read; or records already read.
         model: base model, as `resolve_base_model` takes it.
         out: the run directory to make.
         num_worlds: m. membership_seed: public; assigns units to worlds.
@@ -64,7 +64,7 @@ class BuildRequest:
             keeps the choice it was begun with.
     """
 
-    corpus: Path
+    corpus: Path | Corpus
     model: str
     out: Path
     num_worlds: int
@@ -92,7 +92,7 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
     _validate.num_worlds(request.num_worlds)
     device = usable_device(request.device)
     _folder(request).check_free(resume)
-    corpus = read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
+    corpus = _read_corpus(request)
     base = resolve_base_model(request.model)
     decoder = batched_decoder(base.load(getattr(torch, request.training.dtype)).to(device))
     max_tokens = min(request.training.max_tokens, decoder.architecture.context_length)
@@ -245,6 +245,12 @@ def concatenate(parts: list[StackedAdapters]) -> StackedAdapters:
         {path: torch.cat([part.up[path] for part in parts]) for path in first.up},
         first.alpha,
     )
+
+
+def _read_corpus(request: BuildRequest) -> Corpus:
+    if isinstance(request.corpus, Corpus):
+        return request.corpus
+    return read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
 
 
 def _folder(request: BuildRequest) -> WorkFolder:
