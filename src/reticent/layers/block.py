@@ -84,10 +84,33 @@ class Rotation:
         return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
 
 
-def before_attention(x_GND: Tensor, layer: Layer, adapters: LayerAdapters, skip: int) -> tuple[Tensor, Tensor]:
-    """Normalise and project: the normalised input [G, N, D], and queries, keys and values side by side [G, N, O]."""
+@dataclass(frozen=True)
+class Positions:
+    """The positions of the tokens of each text, the same for all texts: how many, and their rotation if any."""
+
+    num_tokens: int
+    rotation: Rotation | None
+
+
+def before_attention(
+    x_GND: Tensor, layer: Layer, heads: Heads, positions: Positions, adapters: LayerAdapters, skip: int
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Normalise, project, split into heads and rotate.
+
+    Args:
+        x_GND: the block's input.
+        layer: the block.
+        heads: the split of its projections.
+        positions: of the T tokens of each text.
+        adapters: its adapters.
+        skip: leading rows without an adapter.
+
+    Returns:
+        The normalised input [G, N, D], and query [B, T, H, C], key and value [B, T, H_kv, C].
+    """
     normed = layer.attention_norm(x_GND)
-    return normed, adapted_linear(normed, layer.qkv, adapters[0], skip)
+    qkv_GNO = adapted_linear(normed, layer.qkv, adapters[0], skip)
+    return normed, heads.split(qkv_GNO.view(-1, positions.num_tokens, qkv_GNO.shape[2]), positions.rotation)
 
 
 def after_attention(

@@ -17,7 +17,15 @@ from torch.nn import functional
 
 from reticent.errors import ModelError
 from reticent.layers.attention import causal_attention
-from reticent.layers.block import NO_ADAPTERS, Heads, LayerAdapters, Rotation, after_attention, before_attention
+from reticent.layers.block import (
+    NO_ADAPTERS,
+    Heads,
+    LayerAdapters,
+    Positions,
+    Rotation,
+    after_attention,
+    before_attention,
+)
 from reticent.models.architecture import Architecture
 from reticent.models.families import SUPPORTED_FAMILIES, read_architecture
 
@@ -70,13 +78,13 @@ class BatchedDecoder:
             adapters: for each block of `layers` its adapters, or None for the bare base.
             skip: leading rows without an adapter.
         """
-        rotation = self._rotation_at(positions_T)
+        positions = Positions(len(positions_T), self._rotation_at(positions_T))
+        num_features = self.architecture.num_heads * self.architecture.head_dim
         for offset, index in enumerate(layers):
             layer = self.architecture.layers[index]
             its_adapters = NO_ADAPTERS if adapters is None else adapters[offset]
-            normed, qkv_GNO = before_attention(hidden_GND, layer, its_adapters, skip)
-            qkv = self._heads.split(qkv_GNO.view(-1, len(positions_T), qkv_GNO.shape[2]), rotation)
-            mixed_GNO = attend(index, *qkv).reshape(*qkv_GNO.shape[:2], -1)
+            normed, qkv = before_attention(hidden_GND, layer, self._heads, positions, its_adapters, skip)
+            mixed_GNO = attend(index, *qkv).reshape(-1, hidden_GND.shape[1], num_features)
             hidden_GND = after_attention(hidden_GND, normed, mixed_GNO, layer, its_adapters, skip)
         return hidden_GND
 

@@ -1,106 +1,191 @@
-"""Read a `transformers` causal language model, by its structure, into an `Architecture`.
+"""The registry of base families, and the reading of a model, by its structure, into an `Architecture`.
 
-Nothing here asks for a model's name. A block is recognised by the modules it is made of, every parameter must be
-accounted for, and `layers.forward.batched_decoder` then checks the reading by computing a probe both ways. What is
-not understood is refused.
+Nothing asks for a model's name. `FAMILIES` lists the names under which families keep the module of each role. A model
+may use the name of any family for any role; every parameter must be accounted for, and
+`layers.forward.batched_decoder` then checks the reading by computing a probe both ways. What is not understood is
+refused. `models.sublayers` finds places for adapters by the same registry.
+
+A family of other names takes a row in `FAMILIES`. One that also computes something new takes a field in
+`models.architecture`, the reading of that field here, and its computation in `layers.block`; `tests/tiny_models.py`
+then puts a tiny model of it through every test of parity.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from reticent.errors import ModelError
-from reticent.models.architecture import Architecture, Layer, LinearGroup, LinearModule, Norm, QkvLayout, Rotary
+from reticent.models.architecture import Architecture, Layer, QkvLayout, Rotary
+from reticent.models.module_reader import ModuleReader
 
-SUPPORTED_FAMILIES = ("LLaMA (and Mistral, Qwen2 and others of its structure)", "GPT-2", "OPT", "BLOOM", "GPT-J")
+_Name = TypeVar("_Name")
 
-_ATTENTION = ("self_attn", "attn", "self_attention")
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderNames:
+    """Names of what only the batched forward pass reads, beside the projections; None where a family has no such part.
+
+    Attributes:
+        attention: the attention part of a block.
+        attention_norm: the normalisation before it.
+        mlp_norm: the normalisation before the feed-forward part; None where both parts read the same.
+        activation: the function inside the feed-forward part.
+        final_norm: the normalisation after all blocks.
+        embedding_norm: the normalisation of embeddings.
+        positions: the table of learned positions.
+        layout: where query, key and value are in the output of one fused projection.
+    """
+
+    attention: str
+    attention_norm: str
+    mlp_norm: str | None
+    activation: str
+    final_norm: str
+    embedding_norm: str | None = None
+    positions: str | None = None
+    layout: QkvLayout = QkvLayout.BLOCKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Module names of one family of language models.
+
+    Attributes:
+        name: the family, for messages and documents.
+        query_key_value: projections that attention reads its input with, three or one.
+        attention_output: the projection that attention writes with.
+        mlp_input: projections that the feed-forward part reads its input with: gate and up, or up alone.
+        mlp_output: the projection that it writes with.
+        decoder: what the batched forward pass needs beside; None where only single models are adapted.
+    """
+
+    name: str
+    query_key_value: tuple[str, ...]
+    attention_output: str
+    mlp_input: tuple[str, ...]
+    mlp_output: str
+    decoder: DecoderNames | None = None
+
+
 _SEPARATE_QKV = ("q_proj", "k_proj", "v_proj")
-_FUSED_QKV = {"c_attn": QkvLayout.BLOCKS, "query_key_value": QkvLayout.PER_HEAD}
-_ATTENTION_OUTPUT = ("o_proj", "out_proj", "c_proj", "dense")
-_ATTENTION_NORM = ("input_layernorm", "ln_1", "self_attn_layer_norm")
-_MLP_NORM = ("post_attention_layernorm", "ln_2", "final_layer_norm")
-_MLP_GATE = ("gate_proj",)
-_MLP_UP = ("up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h")
-_MLP_DOWN = ("down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h")
-_ACTIVATION = ("act_fn", "act", "activation_fn", "gelu_impl")
-_EMBEDDING_NORM = ("word_embeddings_layernorm",)
-_FINAL_NORM = ("norm", "ln_f", "final_layer_norm")
-_LEARNED_POSITIONS = ("wpe", "embed_positions")
+
+FAMILIES = (
+    Family(
+        name="LLaMA (and Mistral, Qwen2 and others of its structure)",
+        query_key_value=_SEPARATE_QKV,
+        attention_output="o_proj",
+        mlp_input=("gate_proj", "up_proj"),
+        mlp_output="down_proj",
+        decoder=DecoderNames(
+            attention="self_attn",
+            attention_norm="input_layernorm",
+            mlp_norm="post_attention_layernorm",
+            activation="act_fn",
+            final_norm="norm",
+        ),
+    ),
+    Family(
+        name="GPT-2",
+        query_key_value=("c_attn",),
+        attention_output="c_proj",
+        mlp_input=("c_fc",),
+        mlp_output="c_proj",
+        decoder=DecoderNames(
+            attention="attn",
+            attention_norm="ln_1",
+            mlp_norm="ln_2",
+            activation="act",
+            final_norm="ln_f",
+            positions="wpe",
+        ),
+    ),
+    Family(
+        name="OPT",
+        query_key_value=_SEPARATE_QKV,
+        attention_output="out_proj",
+        mlp_input=("fc1",),
+        mlp_output="fc2",
+        decoder=DecoderNames(
+            attention="self_attn",
+            attention_norm="self_attn_layer_norm",
+            mlp_norm="final_layer_norm",
+            activation="activation_fn",
+            final_norm="final_layer_norm",
+            positions="embed_positions",
+        ),
+    ),
+    Family(
+        name="BLOOM",
+        query_key_value=("query_key_value",),
+        attention_output="dense",
+        mlp_input=("dense_h_to_4h",),
+        mlp_output="dense_4h_to_h",
+        decoder=DecoderNames(
+            attention="self_attention",
+            attention_norm="input_layernorm",
+            mlp_norm="post_attention_layernorm",
+            activation="gelu_impl",
+            final_norm="ln_f",
+            embedding_norm="word_embeddings_layernorm",
+            layout=QkvLayout.PER_HEAD,
+        ),
+    ),
+    Family(
+        name="GPT-J",
+        query_key_value=_SEPARATE_QKV,
+        attention_output="out_proj",
+        mlp_input=("fc_in",),
+        mlp_output="fc_out",
+        decoder=DecoderNames(
+            attention="attn", attention_norm="ln_1", mlp_norm=None, activation="act", final_norm="ln_f"
+        ),
+    ),
+    Family(
+        name="T5",
+        query_key_value=("q", "k", "v"),
+        attention_output="o",
+        mlp_input=("wi_0", "wi_1"),
+        mlp_output="wo",
+    ),
+    Family(
+        name="T5",
+        query_key_value=("q", "k", "v"),
+        attention_output="o",
+        mlp_input=("wi",),
+        mlp_output="wo",
+    ),
+)
+
+CROSS_ATTENTION = ("EncDecAttention", "encoder_attn", "crossattention")
+"""Names of the attention part that reads an encoder."""
 
 
-class _Reader:
-    """Finds modules by role and remembers which parameters were used."""
+def distinct_names(names: Iterable[_Name | None]) -> tuple[_Name, ...]:
+    """The names of one role over families, each once, in the registry's order."""
+    return tuple(dict.fromkeys(name for name in names if name is not None))
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.paths = {id(module): name for name, module in model.named_modules()}
-        self.used: set[int] = set()
 
-    def refuse(self, reason: str) -> ModelError:
-        return ModelError(
-            f"{type(self.model).__name__} cannot be evaluated as a batch of worlds: {reason}. "
-            f"Families that can: {', '.join(SUPPORTED_FAMILIES)}"
-        )
+SUPPORTED_FAMILIES = distinct_names(family.name for family in FAMILIES if family.decoder is not None)
+"""Families whose worlds are evaluated as one batch."""
+ADAPTABLE_FAMILIES = distinct_names(family.name for family in FAMILIES)
+"""Families of which a single model can be adapted."""
 
-    def child(self, parent: Any, names: tuple[str, ...], role: str) -> Any:
-        found = self.optional_child(parent, names)
-        if found is None:
-            raise self.refuse(f"{self.paths[id(parent)] or 'the model'} has no {role} ({' / '.join(names)})")
-        return found
-
-    @staticmethod
-    def optional_child(parent: Any, names: tuple[str, ...]) -> Any:
-        return next((getattr(parent, n) for n in names if getattr(parent, n, None) is not None), None)
-
-    def take(self, parameter: Tensor | None) -> Tensor | None:
-        if parameter is None:
-            return None
-        self.used.add(id(parameter))
-        return parameter.detach()
-
-    def norm(self, module: nn.Module) -> Norm:
-        weight = self.take(getattr(module, "weight", None))
-        if isinstance(module, nn.LayerNorm):
-            return Norm(weight, self.take(module.bias), module.eps, rms=False)
-        eps: Any = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not isinstance(eps, float) or getattr(module, "bias", None) is not None:
-            raise self.refuse(f"{self.paths[id(module)]} is not a layer or root-mean-square normalisation")
-        return Norm(weight, None, eps, rms=True)
-
-    def linear(self, module: nn.Module) -> tuple[Tensor, Tensor | None, bool]:
-        """Weight [out, in], bias, and whether the module stores its weight as [in, out]."""
-        weight = self.take(getattr(module, "weight", None))
-        if weight is None or weight.dim() != 2:
-            raise self.refuse(f"{self.paths[id(module)]} is not a linear module")
-        bias = self.take(getattr(module, "bias", None))
-        if isinstance(module, nn.Linear):
-            return weight, bias, False
-        if type(module).__name__ == "Conv1D":
-            return weight.t().contiguous(), bias, True
-        raise self.refuse(f"{self.paths[id(module)]} is a {type(module).__name__}, not a linear module")
-
-    def group(self, modules: list[nn.Module]) -> LinearGroup:
-        parts = [self.linear(module) for module in modules]
-        members, start = [], 0
-        for module, (weight, _, transposed) in zip(modules, parts, strict=True):
-            members.append(
-                LinearModule(self.paths[id(module)], weight.shape[1], start, start + weight.shape[0], transposed)
-            )
-            start += weight.shape[0]
-        if len(parts) == 1:
-            return LinearGroup(tuple(members), parts[0][0], parts[0][1])
-        biases = [bias for _, bias, _ in parts if bias is not None]
-        if biases and len(biases) != len(parts):
-            raise self.refuse(f"only some of {', '.join(m.path for m in members)} have a bias")
-        return LinearGroup(
-            tuple(members), torch.cat([weight for weight, _, _ in parts]), torch.cat(biases) if biases else None
-        )
-
-    def leftovers(self) -> list[str]:
-        return [name for name, parameter in self.model.named_parameters() if id(parameter) not in self.used]
+_READ = tuple((family, family.decoder) for family in FAMILIES if family.decoder is not None)
+_ATTENTION = distinct_names(names.attention for _, names in _READ)
+_QUERY_KEY_VALUE = distinct_names((family.query_key_value, names.layout) for family, names in _READ)
+_ATTENTION_OUTPUT = distinct_names(family.attention_output for family, _ in _READ)
+_ATTENTION_NORM = distinct_names(names.attention_norm for _, names in _READ)
+_MLP_NORM = distinct_names(names.mlp_norm for _, names in _READ)
+_MLP_GATE = distinct_names(family.mlp_input[0] for family, _ in _READ if len(family.mlp_input) == 2)
+_MLP_UP = distinct_names(family.mlp_input[-1] for family, _ in _READ)
+_MLP_OUTPUT = distinct_names(family.mlp_output for family, _ in _READ)
+_ACTIVATION = distinct_names(names.activation for _, names in _READ)
+_FINAL_NORM = distinct_names(names.final_norm for _, names in _READ)
+_EMBEDDING_NORM = distinct_names(names.embedding_norm for _, names in _READ)
+_LEARNED_POSITIONS = distinct_names(names.positions for _, names in _READ)
 
 
 def read_architecture(model: Any) -> Architecture:
@@ -112,7 +197,7 @@ def read_architecture(model: Any) -> Architecture:
     Raises:
         ModelError: some part of the model is not understood; the message names it and lists what is supported.
     """
-    reader = _Reader(model)
+    reader = ModuleReader(model, SUPPORTED_FAMILIES)
     backbone, blocks = _decoder_blocks(reader)
     first = reader.child(blocks[0], _ATTENTION, "attention module")
     layout, head_dim, num_heads, num_kv_heads = _head_geometry(reader, first, model.config)
@@ -121,7 +206,7 @@ def read_architecture(model: Any) -> Architecture:
     embedding = reader.take(model.get_input_embeddings().weight)
     output = model.get_output_embeddings()
     if embedding is None or output is None:
-        raise reader.refuse("it has no token embeddings or no language-model head")
+        raise reader.refusal("it has no token embeddings or no language-model head")
     embedding_norm = reader.optional_child(backbone, _EMBEDDING_NORM)
     head = reader.take(output.weight)
     assert head is not None
@@ -143,13 +228,13 @@ def read_architecture(model: Any) -> Architecture:
         qkv_layout=layout,
         context_length=context_length,
     )
-    leftovers = reader.leftovers()
-    if leftovers:
-        raise reader.refuse(f"it has parameters of no known role: {', '.join(leftovers[:4])}")
+    unread = reader.unread_parameters()
+    if unread:
+        raise reader.refusal(f"it has parameters of no known role: {', '.join(unread[:4])}")
     return architecture
 
 
-def _decoder_blocks(reader: _Reader) -> tuple[nn.Module, nn.ModuleList]:
+def _decoder_blocks(reader: ModuleReader) -> tuple[nn.Module, nn.ModuleList]:
     lists = [
         (name, module)
         for name, module in reader.model.named_modules()
@@ -158,43 +243,55 @@ def _decoder_blocks(reader: _Reader) -> tuple[nn.Module, nn.ModuleList]:
         and reader.optional_child(module[0], _ATTENTION) is not None
     ]
     if len(lists) != 1:
-        raise reader.refuse(f"it has {len(lists)} stacks of attention blocks, not one")
+        raise reader.refusal(f"it has {len(lists)} stacks of attention blocks, not one")
     name, blocks = lists[0]
     return reader.model.get_submodule(name.rpartition(".")[0]), blocks
 
 
-def _head_geometry(reader: _Reader, attention: Any, config: Any) -> tuple[QkvLayout, int, int, int]:
+def _head_geometry(reader: ModuleReader, attention: Any, config: Any) -> tuple[QkvLayout, int, int, int]:
     num_heads = int(config.num_attention_heads)
     head_dim = int(getattr(attention, "head_dim", config.hidden_size // num_heads))
-    if all(reader.optional_child(attention, (name,)) is not None for name in _SEPARATE_QKV):
-        num_kv_heads = int(attention.k_proj.weight.shape[0]) // head_dim
-        return QkvLayout.BLOCKS, head_dim, num_heads, num_kv_heads
-    for name, layout in _FUSED_QKV.items():
-        if hasattr(attention, name) and 3 * num_heads * head_dim in getattr(attention, name).weight.shape:
-            return layout, head_dim, num_heads, num_heads
-    raise reader.refuse(f"{reader.paths[id(attention)]} has no query, key and value projections of equal width")
+    projections, layout = _query_key_value(reader, attention)
+    if len(projections) == 3:
+        return layout, head_dim, num_heads, int(projections[1].weight.shape[0]) // head_dim
+    if 3 * num_heads * head_dim not in projections[0].weight.shape:
+        raise _unequal_projections(reader, attention)
+    return layout, head_dim, num_heads, num_heads
 
 
-def _read_layer(reader: _Reader, block: Any, head_dim: int) -> Layer:
+def _query_key_value(reader: ModuleReader, attention: Any) -> tuple[list[Any], QkvLayout]:
+    """The projections of attention's input, three or one, and where query, key and value are in their output."""
+    for names, layout in _QUERY_KEY_VALUE:
+        projections = [reader.optional_child(attention, (name,)) for name in names]
+        if all(projection is not None for projection in projections):
+            return projections, layout
+    raise _unequal_projections(reader, attention)
+
+
+def _unequal_projections(reader: ModuleReader, attention: Any) -> ModelError:
+    path = reader.paths[id(attention)]
+    return reader.refusal(f"{path} has no query, key and value projections of equal width")
+
+
+def _read_layer(reader: ModuleReader, block: Any, head_dim: int) -> Layer:
     if getattr(block, "do_layer_norm_before", True) is False:
-        raise reader.refuse("it normalises after each sub-layer, not before")
+        raise reader.refusal("it normalises after each sub-layer, not before")
     attention = reader.child(block, _ATTENTION, "attention module")
-    fused = reader.optional_child(attention, tuple(_FUSED_QKV))
-    qkv = [fused] if fused is not None else [getattr(attention, name) for name in _SEPARATE_QKV]
+    qkv, _ = _query_key_value(reader, attention)
     mlp = block.mlp if hasattr(block, "mlp") else block
     gate = reader.optional_child(mlp, _MLP_GATE)
     up = reader.child(mlp, _MLP_UP, "feed-forward input projection")
     mlp_norm = reader.optional_child(block, _MLP_NORM)
     activation: Callable[[Tensor], Tensor] = reader.child(mlp, _ACTIVATION, "activation")
     if gate is not None and not _is_silu(activation):
-        raise reader.refuse(f"{reader.paths[id(mlp)]} is gated by something else than SiLU")
+        raise reader.refusal(f"{reader.paths[id(mlp)]} is gated by something else than SiLU")
     return Layer(
         attention_norm=reader.norm(reader.child(block, _ATTENTION_NORM, "normalisation before attention")),
         qkv=reader.group(qkv),
         attention_output=reader.group([reader.child(attention, _ATTENTION_OUTPUT, "attention output projection")]),
         mlp_norm=None if mlp_norm is None else reader.norm(mlp_norm),
         mlp_input=reader.group([up] if gate is None else [gate, up]),
-        mlp_output=reader.group([reader.child(mlp, _MLP_DOWN, "feed-forward output projection")]),
+        mlp_output=reader.group([reader.child(mlp, _MLP_OUTPUT, "feed-forward output projection")]),
         activation=None if gate is not None else activation,
         attention_scale=float(getattr(attention, "scaling", head_dim**-0.5)),
     )
@@ -210,7 +307,7 @@ def _context_length(config: Any) -> int:
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=2048)
 
 
-def _learned_positions(reader: _Reader, backbone: nn.Module, context_length: int) -> Tensor | None:
+def _learned_positions(reader: ModuleReader, backbone: nn.Module, context_length: int) -> Tensor | None:
     module = reader.optional_child(backbone, _LEARNED_POSITIONS)
     if not isinstance(module, nn.Embedding):
         return None
@@ -221,12 +318,12 @@ def _learned_positions(reader: _Reader, backbone: nn.Module, context_length: int
     return table[offset : offset + context_length]
 
 
-def _rotary(reader: _Reader, backbone: Any, context_length: int) -> Rotary | None:
+def _rotary(reader: ModuleReader, backbone: Any, context_length: int) -> Rotary | None:
     module = getattr(backbone, "rotary_emb", None)
     if module is None:
         return None
     if getattr(module, "rope_type", "default") in ("dynamic", "longrope"):
-        raise reader.refuse(f"its rotary embedding ({module.rope_type}) changes with the length of the text")
+        raise reader.refusal(f"its rotary embedding ({module.rope_type}) changes with the length of the text")
     embedding = backbone.get_input_embeddings().weight
     positions = torch.arange(context_length, device=embedding.device)[None]
     first, second = module(embedding[:1, None], positions)

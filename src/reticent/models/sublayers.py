@@ -1,9 +1,9 @@
 """Places for adapters in a `transformers` language model: the attention and feed-forward parts of each block.
 
-Nothing here asks for a model's name. Attention is a module with query, key and value projections and one that leads
-back to the hidden size; a feed-forward part is a module with a projection up and one back down. Every block of every
-stack must have its feed-forward part and its attention, and a short probe must compute each of them: what is not
-understood is refused.
+Names come from the registry of `models.families`. Attention is a module with query, key and value projections and one
+that leads back to the hidden size; a feed-forward part is a module with a projection up and one back down. Every block
+of every stack must have its feed-forward part and its attention, and a short probe must compute each of them: what is
+not understood is refused.
 """
 
 from collections import Counter
@@ -16,14 +16,12 @@ from torch import nn
 
 from reticent.errors import InvalidValueError, ModelError
 from reticent.models.architecture import ALL_LINEAR_MODULES, ATTENTION_MODULES
+from reticent.models.families import ADAPTABLE_FAMILIES, CROSS_ATTENTION, FAMILIES, distinct_names
 
-ADAPTABLE_FAMILIES = ("LLaMA (and Mistral, Qwen2 and others of its structure)", "GPT-2", "OPT", "BLOOM", "GPT-J", "T5")
-
-_QUERY_KEY_VALUE = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("c_attn",), ("query_key_value",))
-_ATTENTION_OUTPUT = ("o_proj", "out_proj", "c_proj", "dense", "o")
-_MLP_INPUT = (("gate_proj", "up_proj"), ("wi_0", "wi_1"), ("wi",), ("c_fc",), ("fc1",), ("fc_in",), ("dense_h_to_4h",))
-_MLP_OUTPUT = ("down_proj", "wo", "c_proj", "fc2", "fc_out", "dense_4h_to_h")
-_CROSS_ATTENTION = ("EncDecAttention", "encoder_attn", "crossattention")
+_QUERY_KEY_VALUE = distinct_names(family.query_key_value for family in FAMILIES)
+_ATTENTION_OUTPUT = distinct_names(family.attention_output for family in FAMILIES)
+_MLP_INPUT = distinct_names(family.mlp_input for family in FAMILIES)
+_MLP_OUTPUT = distinct_names(family.mlp_output for family in FAMILIES)
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ def _attention(path: str, module: Any) -> Attention | None:
     output = next((name for name in _ATTENTION_OUTPUT if _all_linear(module, (name,))), None)
     if inputs is None or output is None:
         return None
-    is_cross = path.rpartition(".")[2] in _CROSS_ATTENTION
+    is_cross = path.rpartition(".")[2] in CROSS_ATTENTION
     return Attention(tuple(f"{path}.{name}" for name in inputs), f"{path}.{output}", is_cross)
 
 
