@@ -6,10 +6,10 @@ from experiments.pac.common import Experiment, run_script
 from experiments.pac.planted import Planted
 from experiments.pac.results import Findings
 from experiments.studies.canary import CanarySettings, CanaryStudy, canary_study
-from reticent.auditing.results import Estimate
 from reticent.decoding.votes import Decoder
 from reticent.reports.evaluation import budget_text, cell
 from reticent.reports.model import IntervalChart, Table
+from reticent.stats.estimate import Estimate
 
 BUDGETS = (2.0**-4, 2.0**-8, 2.0**-16, 2.0**-24, 2.0**-32)
 LEARNT = 0.5

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from experiments.pac.settings import MatchedSizes
 from experiments.studies.matched import MatchedRow, OneOrderRow
 from experiments.studies.pmixed_calibration import Reading
+from reticent._settings import FiniteModel
 from reticent.reports.evaluation import cell
 from reticent.reports.model import Block, LineChart, Paragraph, Series, Table
-from reticent.stats.means import Mean, Record
+from reticent.stats.means import Mean
 
 _HARDLY_ANY = 1e-9
 
 
-class Ceilings(Record):
+class Ceilings(FiniteModel):
     """Expected accuracy of a sampled token without any privacy, by what samples it; and of the public model."""
 
     accuracies: dict[str, Mean]

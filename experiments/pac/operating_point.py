@@ -2,17 +2,18 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from experiments.pac.results import write_file
 from experiments.pac.settings import Size
+from reticent._settings import FiniteModel
 from reticent.errors import RunDirectoryError
 from reticent.training.settings import LoraSettings, TrainingSettings
 
 FILE_NAME = "operating-point.json"
 
 
-class OperatingPoint(BaseModel):
+class OperatingPoint(FiniteModel):
     """The settings that the sweep varies and a user of `reticent worlds build` chooses.
 
     Attributes:
@@ -22,8 +23,6 @@ class OperatingPoint(BaseModel):
         chosen_on: `SIZE DOMAIN` of the sweep; None where no sweep chose it.
         rule: how it was chosen.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     learning_rate: float = Field(gt=0, lt=1)
     epochs: int = Field(ge=1)

@@ -12,14 +12,14 @@ import torch
 from benchmarks.machine import description
 from experiments.figures import figures_as_files, markdown_with_images
 from reticent._files import atomic_write_bytes
+from reticent._settings import FiniteModel
 from reticent.benchmark.records import source_revision
 from reticent.errors import StorageError
 from reticent.reports.audit import flatten_details
 from reticent.reports.model import Block, Facts, Report, Section
-from reticent.stats.means import Record
 
 
-class Header(Record):
+class Header(FiniteModel):
     """The origin of a result, and what repeats it."""
 
     name: str
@@ -128,7 +128,7 @@ def _page(header: Header, findings: Findings, blocks: tuple[Block, ...]) -> str:
 
 def _plain(value: Any) -> Any:
     """A value as JSON has it."""
-    if isinstance(value, Record):
+    if isinstance(value, FiniteModel):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}

@@ -21,13 +21,14 @@ from experiments.studies.pmixed_release import release_pmixed
 from experiments.studies.reference_model import token_log_probabilities
 from experiments.studies.secrets import Candidates, SecretsCell, SecretsRow, SecretsSettings, model_row, secrets_rows
 from reticent.auditing.blind import blind_baseline
-from reticent.auditing.results import BlindBaseline, Estimate
+from reticent.auditing.results import BlindBaseline
 from reticent.benchmark.records import settings_hash
 from reticent.decoding.votes import Decoder
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
 from reticent.reports.evaluation import budget_text
 from reticent.reports.model import Cell as TableCell
 from reticent.reports.model import IntervalChart, Table
+from reticent.stats.estimate import Estimate
 from reticent.text.template import TextTemplate
 from reticent.training.settings import Technique, TechniqueSettings
 from reticent.training.single_settings import SingleTrainingSettings

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from experiments.pac.common import Experiment, run_script
 from experiments.pac.operating_point import OperatingPoint, write_operating_point
 from experiments.pac.results import Findings
+from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.utility import Utility, UtilityRow, UtilitySettings, utility
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.reports.evaluation import cell
 from reticent.reports.model import LineChart, Series, Table
-from reticent.stats.means import Mean, Record
+from reticent.stats.means import Mean
 from reticent.training.settings import worlds_that_fit
 
 RULE = (
@@ -42,7 +43,7 @@ class Point:
     num_worlds: int
 
 
-class SweepRow(Record):
+class SweepRow(FiniteModel):
     """The worth of one run on validation texts, for each decoder.
 
     Attributes:

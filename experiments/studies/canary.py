@@ -27,16 +27,17 @@ from scipy.stats import norm
 
 from experiments.studies.releases import Deployments, release_by_control, release_by_mechanism, release_noiseless
 from reticent import _validate
+from reticent._settings import FiniteModel
 from reticent.auditing.canaries.planting import Canary
-from reticent.auditing.results import Estimate
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
+from reticent.stats.estimate import Estimate
 from reticent.stats.intervals import clopper_pearson, newcombe_difference
-from reticent.stats.means import CONFIDENCE, Mean, Record, sample_mean
+from reticent.stats.means import CONFIDENCE, Mean, sample_mean
 from reticent.text.tokenise import whole_documents
 
 
@@ -97,7 +98,7 @@ def canary_texts(
     return CanaryTexts([whole[c] for c in canary_I], np.array(starts)[canary_I], canary_I, members_CM)
 
 
-class EmissionByMembership(Record):
+class EmissionByMembership(FiniteModel):
     """Emission by whether the realised world holds the canary.
 
     Attributes:
@@ -116,7 +117,7 @@ class EmissionByMembership(Record):
     token_advantage: Estimate
 
 
-class CanaryRow(Record):
+class CanaryRow(FiniteModel):
     """One way to choose tokens.
 
     Attributes:
@@ -134,7 +135,7 @@ class CanaryRow(Record):
     membership: EmissionByMembership | None = None
 
 
-class CanaryStudy(Record):
+class CanaryStudy(FiniteModel):
     """Emission of canaries by every method with one decoder.
 
     Attributes:

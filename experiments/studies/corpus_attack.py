@@ -22,12 +22,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from reticent._settings import FiniteModel
 from reticent._validate import integer_in_range
 from reticent.auditing.metrics.advantage import best_threshold
-from reticent.auditing.results import Estimate
 from reticent.errors import InvalidValueError
+from reticent.stats.estimate import Estimate
 from reticent.stats.intervals import clopper_pearson
-from reticent.stats.means import CONFIDENCE, Record, TextSpans
+from reticent.stats.means import CONFIDENCE, TextSpans
 from reticent.stats.roc import auc
 
 NUM_RESAMPLES = 2000
@@ -36,7 +37,7 @@ _ROUNDING = 1e-12
 _Weights = NDArray[np.float64]
 
 
-class CorpusAttack(Record):
+class CorpusAttack(FiniteModel):
     """Separation of records of the corpus from others by the scores.
 
     Attributes:

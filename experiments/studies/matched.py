@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from experiments.studies.pmixed import PMixedSettings
 from reticent import _validate
+from reticent._settings import FiniteModel
 from reticent.errors import InvalidValueError
 from reticent.evaluation.batch_mechanisms import BatchMechanism
 from reticent.evaluation.session_batch import SessionBatch, secret_indices
 from reticent.randomness import NoiseSource
-from reticent.stats.means import Mean, Record, ratio
+from reticent.stats.means import Mean, ratio
 
 _RELEASES_A_DRAW = 32
 _LOG_OF_NOTHING = -700.0
@@ -35,7 +36,7 @@ _LOG_OF_NOTHING = -700.0
 Floats = NDArray[np.float64]
 
 
-class MatchedRow(Record):
+class MatchedRow(FiniteModel):
     """One way to release tokens at one horizon.
 
     Attributes:
@@ -63,7 +64,7 @@ class MatchedRow(Record):
     of_full_data: Mean | None
 
 
-class OneOrderRow(Record):
+class OneOrderRow(FiniteModel):
     """The effect of checking the ball at order α alone, over some experts and positions.
 
     Attributes:

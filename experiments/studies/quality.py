@@ -29,13 +29,14 @@ from experiments.studies.free_text import ByControl, ByCurator, Chooser, FreeTex
 from experiments.studies.reference_model import token_log_probabilities
 from experiments.studies.text_quality import distinct, repetition
 from reticent import _validate
+from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.protocols import C, Ensemble
 from reticent.randomness import SeededNoise
-from reticent.stats.means import Mean, Record, ratio, sample_mean
+from reticent.stats.means import Mean, ratio, sample_mean
 
 REPETITION_N = 3
 DISTINCT_N = (1, 2, 3)
@@ -70,7 +71,7 @@ class QualitySettings:
             _validate.positive_finite("budget", budget)
 
 
-class QualityRow(Record):
+class QualityRow(FiniteModel):
     """One way to choose tokens.
 
     Attributes:
@@ -90,7 +91,7 @@ class QualityRow(Record):
     dissent: Mean | None = None
 
 
-class Quality(Record):
+class Quality(FiniteModel):
     """Quality of all methods on the same prompts; standard errors are over texts."""
 
     rows: tuple[QualityRow, ...]

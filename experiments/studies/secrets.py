@@ -28,7 +28,7 @@ from experiments.studies.corpus_attack import CorpusAttack, corpus_attack, match
 from experiments.studies.releases import Deployments, release_by_control, release_by_mechanism, release_noiseless
 from experiments.studies.token_attack import AgreementLaw, ReleaseTokenLaw, TokenLaw, token_beliefs
 from reticent import _validate
-from reticent.auditing.results import Estimate
+from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control
@@ -37,14 +37,15 @@ from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
-from reticent.stats.means import CONFIDENCE, Record, sample_mean
+from reticent.stats.estimate import Estimate
+from reticent.stats.means import CONFIDENCE, sample_mean
 
 NO_WORLD = "no realised world: one model on all records"
 NO_CURATOR = "no curator's posterior: no noisy vectors are drawn"
 S_FREE = "exactly one half: S is not used"
 
 
-class SecretsCell(Record):
+class SecretsCell(FiniteModel):
     """An estimate with its interval, or the reason why there is none. Exactly one of the two."""
 
     estimate: Estimate | None = None
@@ -57,7 +58,7 @@ class SecretsCell(Record):
         return self
 
 
-class SecretsRow(Record):
+class SecretsRow(FiniteModel):
     """One protection.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Refusals of settings that pydantic checks."""
+"""Base classes of settings and records that pydantic checks, and refusals of settings in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,18 @@ from contextlib import contextmanager
 import pydantic
 
 from reticent.errors import InvalidValueError
+
+
+class FrozenModel(pydantic.BaseModel):
+    """Settings or a record that never change once made; a field that is not declared is refused."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+class FiniteModel(FrozenModel):
+    """A frozen model of finite numbers alone, so that it goes to JSON and back unchanged."""
+
+    model_config = pydantic.ConfigDict(allow_inf_nan=False)
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from experiments.privauditor.publish import main
-from reticent.auditing.results import Estimate
 from reticent.reports.model import HeatMap, Paragraph, Report, Section, Table
 from reticent.reports.render import write_report
+from reticent.stats.estimate import Estimate
 
 
 def heat(title: str) -> HeatMap:

@@ -6,10 +6,10 @@ from hand_made_votes import tensor_of
 from pydantic import ValidationError
 
 from experiments.studies.secrets import Candidates, SecretsCell, SecretsSettings, model_row, secrets_rows
-from reticent.auditing.results import Estimate
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
 from reticent.pac.bounds import attack_success
+from reticent.stats.estimate import Estimate
 from reticent.worlds.assignment import membership_matrix
 
 WORLDS, RECORDS, LENGTH = 16, 40, 12

@@ -16,8 +16,9 @@ from sklearn.pipeline import make_pipeline
 
 from reticent._validate import integer_in_range
 from reticent.auditing.metrics import auc, bootstrap_auc_interval
-from reticent.auditing.results import BlindBaseline, Estimate
+from reticent.auditing.results import BlindBaseline
 from reticent.errors import InvalidValueError
+from reticent.stats.estimate import Estimate
 
 NUM_FOLDS = 5
 _WORD_OR_MARK = r"(?u)\w+|[^\w\s]"

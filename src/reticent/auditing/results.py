@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
+from reticent._settings import FiniteModel
 from reticent.auditing import metrics
 from reticent.auditing.attacks.registry import Attack
+from reticent.stats.estimate import Estimate
 from reticent.stats.intervals import NUM_RESAMPLES
 
 
@@ -52,20 +54,7 @@ Details = Annotated[dict[str, Any], BeforeValidator(plain)]
 """A free-form record of plain JSON values."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Estimate(_Record):
-    """A number with a two-sided interval of the given confidence."""
-
-    value: float
-    low: float
-    high: float
-    confidence: float = Field(gt=0, lt=1)
-
-
-class RateAtFpr(_Record):
+class RateAtFpr(FiniteModel):
     """The true-positive rate at a false-positive rate, or why the data cannot show it. Exactly one of the two."""
 
     fpr: float = Field(gt=0, lt=1)
@@ -73,7 +62,7 @@ class RateAtFpr(_Record):
     unavailable: str | None = None
 
 
-class EpsilonBound(_Record):
+class EpsilonBound(FiniteModel):
     """A lower bound on ε of any (ε, δ)-private training that made the target, from one threshold's two rates.
 
     The threshold was chosen on one half of the texts; the counts are of the other half. `low` is 0 where the data show
@@ -89,7 +78,7 @@ class EpsilonBound(_Record):
     num_nonmembers: int = Field(ge=1)
 
 
-class MissingScore(_Record):
+class MissingScore(FiniteModel):
     """A text that an attack could not score."""
 
     text_hash: str
@@ -97,14 +86,14 @@ class MissingScore(_Record):
     reason: str
 
 
-class RocCurve(_Record):
+class RocCurve(FiniteModel):
     """The corners of the empirical curve, from (0, 0) to (1, 1), equal scores taken together."""
 
     fpr: tuple[float, ...]
     tpr: tuple[float, ...]
 
 
-class ScoreHistogram(_Record):
+class ScoreHistogram(FiniteModel):
     """Counts of finite scores between edges (one more edge than counts); scores of −inf and +inf are counted aside."""
 
     edges: tuple[float, ...]
@@ -114,7 +103,7 @@ class ScoreHistogram(_Record):
     nonmembers_infinite: tuple[int, int] = (0, 0)
 
 
-class AttackResult(_Record):
+class AttackResult(FiniteModel):
     """One attack's figures on the texts it could score; more score = more likely a member."""
 
     name: str
@@ -139,7 +128,7 @@ class AttackResult(_Record):
         return Estimate(value=value, low=low, high=high, confidence=self.advantage.confidence)
 
 
-class SkippedAttack(_Record):
+class SkippedAttack(FiniteModel):
     """An attack that has no figures: it was not possible on this target, or it could score too few texts."""
 
     name: str
@@ -149,7 +138,7 @@ class SkippedAttack(_Record):
     missing: tuple[MissingScore, ...] = ()
 
 
-class BlindBaseline(_Record):
+class BlindBaseline(FiniteModel):
     """Separation of the two sets without any model; above chance, they differ in distribution."""
 
     auc: Estimate
@@ -157,14 +146,14 @@ class BlindBaseline(_Record):
     num_folds: int = Field(ge=2)
 
 
-class NearDuplicate(_Record):
+class NearDuplicate(FiniteModel):
     """A member and a non-member that are nearly the same text."""
 
     member_hash: str
     nonmember_hash: str
 
 
-class DataRecord(_Record):
+class DataRecord(FiniteModel):
     """The two sets by count and hash: a set's hash is over its sorted text hashes."""
 
     num_members: int = Field(ge=0)
@@ -177,7 +166,7 @@ class DataRecord(_Record):
     near_duplicates: tuple[NearDuplicate, ...] = ()
 
 
-class CanaryExposure(_Record):
+class CanaryExposure(FiniteModel):
     """The rank of one canary's score among candidates that were never planted."""
 
     canary_id: str
@@ -186,7 +175,7 @@ class CanaryExposure(_Record):
     exposure_bits: float = Field(ge=0)
 
 
-class CanaryResult(_Record):
+class CanaryResult(FiniteModel):
     """All canaries of one kind that were planted equally often."""
 
     kind: str
@@ -206,7 +195,7 @@ class CanaryResult(_Record):
         return sum(exposure.exposure_bits for exposure in self.exposures) / len(self.exposures)
 
 
-class OneRunEpsilon(_Record):
+class OneRunEpsilon(FiniteModel):
     """The largest ε rejected at the confidence, from one model and many independently included canaries."""
 
     epsilon: float = Field(ge=0)
@@ -217,7 +206,7 @@ class OneRunEpsilon(_Record):
     num_correct: int = Field(ge=0)
 
 
-class AuditResult(_Record):
+class AuditResult(FiniteModel):
     """One whole audit. `schema_version` rises when a reader of the old form could be misled."""
 
     schema_version: Literal[1] = 1

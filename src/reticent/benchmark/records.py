@@ -15,9 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from reticent._files import atomic_write_bytes, sha256_of_file
+from reticent._settings import FiniteModel
 from reticent.auditing.results import AuditResult, Details
 from reticent.errors import StorageError
 
@@ -34,7 +35,7 @@ class CellState(StrEnum):
     FAILED = "failed"
 
 
-class CellFacts(BaseModel):
+class CellFacts(FiniteModel):
     """The factors that a benchmark compares cells by.
 
     Attributes:
@@ -47,8 +48,6 @@ class CellFacts(BaseModel):
         training_loss: mean over the last epoch, nats a token; None where none was measured.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     num_parameters: int | None = Field(default=None, ge=1)
     num_trained: int = Field(ge=0)
     num_members: int = Field(ge=1)
@@ -59,7 +58,7 @@ class CellFacts(BaseModel):
     training_loss: float | None = None
 
 
-class CellRecord(BaseModel):
+class CellRecord(FiniteModel):
     """One cell as it ended.
 
     Attributes:
@@ -74,8 +73,6 @@ class CellRecord(BaseModel):
         versions: of the packages that took part.
         result_sha256: of `report.json`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     name: str

@@ -23,8 +23,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from reticent._settings import FrozenModel
 from reticent.auditing.attacks.registry import AttackName
 from reticent.errors import InvalidValueError
 from reticent.training.settings import DTypeName, Technique, TechniqueSettings
@@ -36,11 +37,7 @@ EXPENSIVE_ATTACKS = (AttackName.NEIGHBOURHOOD, AttackName.SPV, AttackName.GRADIE
 """Attacks that cost more than a lookup in the table of signals; they are the ones worth a limit of their own."""
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelChoice(_Settings):
+class ModelChoice(FrozenModel):
     """One base model.
 
     Attributes:
@@ -62,7 +59,7 @@ class ModelChoice(_Settings):
         return self
 
 
-class DataSetChoice(_Settings):
+class DataSetChoice(FrozenModel):
     """One data set.
 
     Attributes:
@@ -106,7 +103,7 @@ class DataSetChoice(_Settings):
         return columns_of(self.template)
 
 
-class TechniqueChoice(_Settings):
+class TechniqueChoice(FrozenModel):
     """One technique with its own settings; what is absent is taken from the grid's `[training]`.
 
     Attributes:
@@ -130,7 +127,7 @@ class TechniqueChoice(_Settings):
         return self
 
 
-class TrainingChoice(_Settings):
+class TrainingChoice(FrozenModel):
     """Training settings of techniques that say nothing else."""
 
     epochs: int = Field(default=2, ge=1)
@@ -148,7 +145,7 @@ def _known_attack(name: object) -> object:
 Attack = Annotated[AttackName, BeforeValidator(_known_attack)]
 
 
-class AttackChoice(_Settings):
+class AttackChoice(FrozenModel):
     """The attacks to run, and their sizes.
 
     Attributes:
@@ -187,7 +184,7 @@ class GridCell:
         return f"{self.dataset.name}--{self.model.name}--{self.technique.technique}--seed-{self.seed}"
 
 
-class Grid(_Settings):
+class Grid(FrozenModel):
     """A whole grid, as read from its file."""
 
     name: Name

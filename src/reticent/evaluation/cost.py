@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
+from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.free_running import NothingKept
 from reticent.evaluation.vote_tensor import VoteTensor
@@ -22,10 +23,10 @@ from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.posterior import Posterior
 from reticent.protocols import C, Ensemble
 from reticent.randomness import SeededNoise
-from reticent.stats.means import Mean, Record, ratio, sample_mean
+from reticent.stats.means import Mean, ratio, sample_mean
 
 
-class OperationCount(Record):
+class OperationCount(FiniteModel):
     """Multiplications of one release over `coordinates` coordinates, mean over steps."""
 
     space: str
@@ -33,7 +34,7 @@ class OperationCount(Record):
     operations: float
 
 
-class Cost(Record):
+class Cost(FiniteModel):
     """The cost of one decoder's tokens.
 
     Attributes:

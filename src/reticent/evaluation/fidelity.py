@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
+from reticent._settings import FiniteModel
 from reticent.errors import InvalidValueError
 from reticent.evaluation.batch_mechanisms import BatchMechanism, batch_mechanism
 from reticent.evaluation.controls import Control, fresh_world_draw, plurality
@@ -22,7 +23,7 @@ from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.calibration import active_votes
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
-from reticent.stats.means import Mean, Record
+from reticent.stats.means import Mean
 
 _RELEASES_A_DRAW = 16
 """Releases under each draw of coins: they cost little and take most of the noise out."""
@@ -32,7 +33,7 @@ TokensOfVotes = Callable[[NDArray[np.int64]], Draws]
 """Votes of Q draws of coins, int64[Q, M], to one token a draw, int64[Q]."""
 
 
-class FidelityRow(Record):
+class FidelityRow(FiniteModel):
     """One decoder's mean total variation to the noiseless mixture; `step_budget` in nats for a release law."""
 
     method: str
@@ -40,7 +41,7 @@ class FidelityRow(Record):
     total_variation: Mean
 
 
-class Fidelity(Record):
+class Fidelity(FiniteModel):
     """Sampling fidelity of the Gumbel decoder, mean over positions; standard errors over texts."""
 
     rows: tuple[FidelityRow, ...]

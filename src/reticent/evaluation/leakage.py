@@ -12,14 +12,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.divergence import phi
 from reticent.evaluation.sessions import SessionOutcomes
 from reticent.pac.mechanism import ReleaseMechanism
-from reticent.stats.means import Mean, Record, sample_mean
+from reticent.stats.means import Mean, sample_mean
 
 
-class Leakage(Record):
+class Leakage(FiniteModel):
     """Measured leakage of deployments of one budget; standard errors are over sessions.
 
     Attributes:

@@ -20,6 +20,7 @@ import torch
 
 from reticent._files import atomic_write_bytes, sha256_of_file
 from reticent._records import package_versions
+from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import OutputExistsError, StorageError
@@ -37,7 +38,6 @@ from reticent.layers.forward import batched_decoder
 from reticent.models.base import LanguageModel, usable_device
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.protocols import Progress
-from reticent.stats.means import Record
 from reticent.text.tokenise import cut_texts, encode_texts
 from reticent.worlds.assignment import Assignment
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME
@@ -101,7 +101,7 @@ class EvaluateRequest:
         return UtilitySettings(self.budgets, self.laws, self.num_draws, self.seed)
 
 
-class Evaluation(Record):
+class Evaluation(FiniteModel):
     """Everything one evaluation found. Texts appear by number and hash alone."""
 
     schema_version: int

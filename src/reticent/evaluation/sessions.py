@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
-from reticent.auditing.results import Estimate
+from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
 from reticent.evaluation.batch_mechanisms import batch_mechanism
@@ -24,8 +24,9 @@ from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
+from reticent.stats.estimate import Estimate
 from reticent.stats.intervals import clopper_pearson
-from reticent.stats.means import CONFIDENCE, Mean, Record, TextSpans, sample_mean
+from reticent.stats.means import CONFIDENCE, Mean, TextSpans, sample_mean
 
 _TIE = 1e-12
 """Posterior masses and log-weights that differ by less are ties: their rounding is of this order."""
@@ -89,7 +90,7 @@ class SessionOutcomes:
         return int(self.log_weights_RM.shape[1])
 
 
-class Composition(Record):
+class Composition(FiniteModel):
     """Leakage through the curator's posterior after whole deployments, beside the bound and the prior.
 
     Attributes:

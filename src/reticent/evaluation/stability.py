@@ -4,11 +4,12 @@ Unanimous steps are released without noise, so what noise costs depends on how o
 only vote for what the public model proposes (arXiv 2609.05676 reports 83.4 % and 88.5 % at k = 200).
 """
 
+from reticent._settings import FiniteModel
 from reticent.evaluation.vote_tensor import VoteTensor
-from reticent.stats.means import Mean, Record
+from reticent.stats.means import Mean
 
 
-class StabilityRow(Record):
+class StabilityRow(FiniteModel):
     """Stability with one number of candidates; standard errors are over texts.
 
     Attributes:
@@ -23,7 +24,7 @@ class StabilityRow(Record):
     mass: Mean
 
 
-class Stability(Record):
+class Stability(FiniteModel):
     """Stability over numbers of candidates, rising."""
 
     rows: tuple[StabilityRow, ...]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
+from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.evaluation.controls import Control, control_tokens
@@ -23,13 +24,13 @@ from reticent.evaluation.session_batch import SessionBatch
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import SeededNoise
-from reticent.stats.means import Mean, Record, TextSpans, ratio
+from reticent.stats.means import Mean, TextSpans, ratio
 
 BUDGETS = tuple(2.0**-power for power in range(4, 33, 4))
 """2^-4 to 2^-32 in steps of 2^4, in nats a token."""
 
 
-class UtilityRow(Record):
+class UtilityRow(FiniteModel):
     """One way to choose tokens.
 
     Attributes:
@@ -47,7 +48,7 @@ class UtilityRow(Record):
     flips: Mean | None = None
 
 
-class Utility(Record):
+class Utility(FiniteModel):
     """The utility of one decoder.
 
     Attributes:

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from reticent._files import atomic_write_bytes, sha256_of_file
 from reticent._records import package_versions
+from reticent._settings import FiniteModel, FrozenModel
 from reticent._work_folder import WorkFolder
 from reticent.decoding.votes import Decoder, greedy_votes, gumbel_votes
 from reticent.engine.teacher_forced import PositionBlock, TeacherForcing
@@ -37,7 +38,7 @@ MANIFEST_NAME = "manifest.json"
 CANDIDATE_COUNTS = (10, 20, 50, 100, 200, 500, 1000)
 
 
-class VoteSettings(BaseModel):
+class VoteSettings(FiniteModel):
     """Settings of the votes.
 
     Attributes:
@@ -51,8 +52,6 @@ class VoteSettings(BaseModel):
         logits_every: keep the worlds' logits at every so many positions, for sampling fidelity.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     num_candidates: int = Field(200, ge=1)
     temperature: float = Field(1.0, gt=0)
     coin_seed: int = Field(0, ge=0)
@@ -65,10 +64,8 @@ class VoteSettings(BaseModel):
         return sorted({count for count in (*self.candidate_counts, self.num_candidates) if 1 <= count <= vocab_size})
 
 
-class VoteManifest(BaseModel):
+class VoteManifest(FrozenModel):
     """The contents of a folder of votes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: int = Field(strict=True, ge=1)
     created: str

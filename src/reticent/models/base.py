@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 
 from reticent._files import fsync_directory, sha256_of_file
+from reticent._settings import FrozenModel
 from reticent.errors import InvalidValueError, ModelError, RunDirectoryError, StorageError
 
 PACKAGED_MODEL = "smollm2-135m"
@@ -152,7 +153,7 @@ class _DeclaredEnds(pydantic.BaseModel):
     eos_token_id: pydantic.StrictInt | list[pydantic.StrictInt] | None = None
 
 
-class BaseModelRecord(pydantic.BaseModel):
+class BaseModelRecord(FrozenModel):
     """The base model that adapters sit on, as their folder records it.
 
     Attributes:
@@ -161,8 +162,6 @@ class BaseModelRecord(pydantic.BaseModel):
         content_hash: see `LanguageModel.content_hash`.
         tokenizer_hash: see `LanguageModel.tokenizer_hash`.
     """
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     name: str
     class_name: str

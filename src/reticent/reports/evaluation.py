@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from reticent.auditing.results import Estimate
 from reticent.evaluation.cost import Cost
 from reticent.evaluation.fidelity import Fidelity
 from reticent.evaluation.run_evaluation import Evaluation
@@ -12,6 +11,7 @@ from reticent.evaluation.utility import Utility, UtilityRow
 from reticent.pac.wording import NOT_BOUNDED
 from reticent.reports.audit import flatten_details
 from reticent.reports.model import Block, Cell, Facts, LineChart, Paragraph, Report, Section, Series, Table
+from reticent.stats.estimate import Estimate
 from reticent.stats.means import CONFIDENCE, Mean
 
 _NOTE = "Standard errors and 95 % intervals are over texts."

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from reticent.auditing.results import AttackResult, AuditResult, Estimate
+from reticent.auditing.results import AttackResult, AuditResult
 from reticent.benchmark.records import CellFacts, CellRecord, CellState, read_result
 from reticent.benchmark.settings import Grid, GridCell
 from reticent.reports.model import Block, Facts, HeatMap, Paragraph, Report, Section, Table
 from reticent.reports.model import Cell as TableCell
 from reticent.reports.render import write_audit_report, write_report
+from reticent.stats.estimate import Estimate
 
 LOW_FPR = 0.01
 _AUC_SCALE = (0.5, 1.0)

@@ -6,9 +6,10 @@ survive a round trip through JSON; numbers are finite, and a number that does no
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-from reticent.auditing.results import Estimate
+from reticent._settings import FrozenModel
+from reticent.stats.estimate import Estimate
 
 SCHEMA_VERSION = 1
 
@@ -16,18 +17,14 @@ Cell = Estimate | bool | int | FiniteFloat | str | None
 """What a table cell holds: an estimate with its interval, a number, text, or nothing."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Paragraph(_Part):
+class Paragraph(FrozenModel):
     """Running text, plain."""
 
     kind: Literal["paragraph"] = "paragraph"
     text: str
 
 
-class Reference(_Part):
+class Reference(FrozenModel):
     """A source that a reader can open; `name` says what it is, `url` where."""
 
     kind: Literal["reference"] = "reference"
@@ -35,14 +32,14 @@ class Reference(_Part):
     url: str
 
 
-class Facts(_Part):
+class Facts(FrozenModel):
     """Names with their values, such as settings and hashes."""
 
     kind: Literal["facts"] = "facts"
     rows: tuple[tuple[str, str], ...]
 
 
-class Table(_Part):
+class Table(FrozenModel):
     """Rows by columns; the first column names the row.
 
     Attributes:
@@ -68,7 +65,7 @@ class Table(_Part):
         return self
 
 
-class Series(_Part):
+class Series(FrozenModel):
     """One line of a chart; `low` and `high` bound a band around it."""
 
     label: str
@@ -85,7 +82,7 @@ class Series(_Part):
         return self
 
 
-class _Figure(_Part):
+class _Figure(FrozenModel):
     """The parts that all figures have: a title, and a description for whoever cannot see it."""
 
     title: str
@@ -165,14 +162,14 @@ Block = Annotated[
 ]
 
 
-class Section(_Part):
+class Section(FrozenModel):
     """A heading and what stands under it, in order."""
 
     title: str
     blocks: tuple[Block, ...]
 
 
-class Report(_Part):
+class Report(FrozenModel):
     """A whole report; warnings are shown before anything else.
 
     Attributes:

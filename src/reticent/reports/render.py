@@ -13,11 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from reticent._files import atomic_write_bytes
-from reticent.auditing.results import AuditResult, Estimate
+from reticent.auditing.results import AuditResult
 from reticent.errors import StorageError
 from reticent.reports.audit import audit_report
 from reticent.reports.model import Block, Cell, Facts, Figure, Paragraph, Reference, Report, Table
 from reticent.reports.plots import svg_of
+from reticent.stats.estimate import Estimate
 
 _FIGURES = Figure.__args__
 

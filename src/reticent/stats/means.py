@@ -12,22 +12,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 from scipy import stats
 
 from reticent import _validate
+from reticent._settings import FiniteModel
 from reticent.errors import InvalidValueError
 
 CONFIDENCE = 0.95
 
 
-class Record(BaseModel):
-    """A result that goes to JSON and back: frozen, without unknown fields, every number finite."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Mean(Record):
+class Mean(FiniteModel):
     """An estimate with its sampling error.
 
     Attributes:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
+from reticent._settings import FrozenModel
 from reticent.errors import InvalidValueError
 from reticent.text.tokenise import decode_texts, whole_documents
 
@@ -25,7 +26,7 @@ IGNORED_LABEL = -100
 """The label that `transformers` leaves out of the loss."""
 
 
-class TextTemplate(BaseModel):
+class TextTemplate(FrozenModel):
     """A template: the surroundings of a text, its length limit, and its end.
 
     Attributes:
@@ -35,8 +36,6 @@ class TextTemplate(BaseModel):
         max_tokens: longer sequences are cut, of the encoder's input as well.
         add_eos: whether a sequence that is not cut ends with the end-of-text token.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: str = TEXT_FIELD
     encoder_input: str = ""

@@ -19,13 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pydantic
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from reticent._files import atomic_write_bytes, fsync_directory, sha256_of_file
 from reticent._records import check_files, check_schema, package_versions
+from reticent._settings import FrozenModel
 from reticent.errors import InvalidValueError, OutputExistsError, RunDirectoryError, StorageError
 from reticent.models.base import TOKENIZER_FILES, BaseModelRecord, LanguageModel, resolve_base_model, usable_device
 from reticent.text.template import TextTemplate
@@ -41,11 +41,7 @@ WEIGHTS_NAME = "weights"
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class _Record(pydantic.BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PrivacyRecord(_Record):
+class PrivacyRecord(FrozenModel):
     """The differential privacy that a training has, for one text added or removed.
 
     Attributes:
@@ -67,14 +63,14 @@ class PrivacyRecord(_Record):
     num_steps: int = Field(ge=1)
 
 
-class EpochRecord(_Record):
+class EpochRecord(FrozenModel):
     """Mean losses of an epoch in nats a token; None where not measured, as in private training."""
 
     training: float | None = Field(default=None, allow_inf_nan=False)
     validation: float | None = Field(default=None, allow_inf_nan=False)
 
 
-class CountsRecord(_Record):
+class CountsRecord(FrozenModel):
     """The texts by number. `truncated`, `unscored` and `tokens` are of members alone.
 
     `merged_units` counts the units that were merged into others because their texts are near-duplicates, and
@@ -93,7 +89,7 @@ class CountsRecord(_Record):
     trained_parameters: int = Field(default=0, ge=0)
 
 
-class AdaptManifest(_Record):
+class AdaptManifest(FrozenModel):
     """Everything needed to tell what an adapted model is, and the hashes of its files.
 
     `training` is absent from in-context learning, `dp` from training without differential privacy.

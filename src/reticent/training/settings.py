@@ -3,8 +3,9 @@
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from reticent._settings import FrozenModel
 from reticent.models.architecture import ATTENTION_MODULES
 
 DTypeName = Literal["float32", "bfloat16"]
@@ -14,7 +15,7 @@ LARGEST_SEED = 2**32 - 1
 _TOKENS_AT_ONCE = 4096
 
 
-class LoraSettings(BaseModel):
+class LoraSettings(FrozenModel):
     """Shape and place of every world's LoRA adapter (arXiv 2106.09685).
 
     Attributes:
@@ -23,8 +24,6 @@ class LoraSettings(BaseModel):
         target_modules: last parts of module paths, or `attention`, or `all-linear`.
         num_top_layers: adapt the last so many blocks only; None for all.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int = Field(default=8, ge=1)
     alpha: float = Field(default=16.0, gt=0, allow_inf_nan=False)
@@ -47,7 +46,7 @@ class Technique(StrEnum):
     ICL = "icl"
 
 
-class TechniqueSettings(BaseModel):
+class TechniqueSettings(FrozenModel):
     """Sizes of every technique; each reads its own. The defaults are PrivAuditor's.
 
     Attributes:
@@ -62,8 +61,6 @@ class TechniqueSettings(BaseModel):
         prompt_tokens: virtual tokens of prompt tuning.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     rank: int = Field(default=8, ge=1)
     alpha: float = Field(default=16.0, gt=0, allow_inf_nan=False)
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -75,7 +72,7 @@ class TechniqueSettings(BaseModel):
     prompt_tokens: int = Field(default=8, ge=1)
 
 
-class TrainingSettings(BaseModel):
+class TrainingSettings(FrozenModel):
     """Training of every world's adapter: AdamW without weight decay, gradients clipped world by world.
 
     Attributes:
@@ -88,8 +85,6 @@ class TrainingSettings(BaseModel):
         worlds_at_once: how many worlds one batched forward and backward pass holds. It bounds memory; the adapters
             depend on it through rounding alone.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=8, ge=1)

@@ -3,16 +3,13 @@
 They are recorded with the model, and an interrupted training resumes with the same ones alone.
 """
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from reticent._settings import FrozenModel
 from reticent.training.settings import LARGEST_SEED, DTypeName
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SplitSettings(_Settings):
+class SplitSettings(FrozenModel):
     """The split of a corpus into members, texts held out for the audit, and validation texts.
 
     Near-duplicates, and records of one unit, always stand on one side, so a count or a share is reached as nearly as
@@ -41,7 +38,7 @@ class SplitSettings(_Settings):
         return self
 
 
-class SingleTrainingSettings(_Settings):
+class SingleTrainingSettings(FrozenModel):
     """Training of one model: AdamW without weight decay, the gradient clipped to a norm of 1.
 
     Attributes:
@@ -61,7 +58,7 @@ class SingleTrainingSettings(_Settings):
     gradient_checkpointing: bool = False
 
 
-class PrivacySettings(_Settings):
+class PrivacySettings(FrozenModel):
     """The differential privacy asked of the trained model; see `reticent.training.dpsgd`.
 
     Attributes:

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from reticent._files import refuse_undecodable
 from reticent._records import check_schema
+from reticent._settings import FrozenModel
 from reticent.errors import RunDirectoryError
 from reticent.models.base import BaseModelRecord
 from reticent.training.settings import LoraSettings, TrainingSettings
@@ -20,11 +21,7 @@ FULL_NAME = "full.safetensors"
 MEMBERSHIP_NAME = "membership.npz"
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CorpusRecord(_Record):
+class CorpusRecord(FrozenModel):
     """The private corpus, by count and hash alone."""
 
     num_records: int
@@ -39,7 +36,7 @@ class CorpusRecord(_Record):
     units_hash: str
 
 
-class Manifest(_Record):
+class Manifest(FrozenModel):
     """Everything needed to tell what a run is, and the hashes of its files.
 
     `corpus`, `training` and `membership_seed` are absent from a run imported from PEFT folders. Where no file says who

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from reticent._files import atomic_write_bytes
 from reticent._records import check_schema
+from reticent._settings import FrozenModel
 from reticent.errors import RunDirectoryError
 from reticent.worlds.assignment import Assignment
 
@@ -21,7 +22,7 @@ RECORD_NAME = "reticent_world.json"
 SCHEMA_VERSION = 1
 
 
-class WorldRecord(BaseModel):
+class WorldRecord(FrozenModel):
     """One world of a run whose membership is known.
 
     Attributes:
@@ -33,8 +34,6 @@ class WorldRecord(BaseModel):
         units: those that this world holds, by number.
         weights: SHA-256 of the adapter's weight file that the record is about.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: int = Field(strict=True, ge=1)
     run: str

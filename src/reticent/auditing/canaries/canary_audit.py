@@ -18,8 +18,9 @@ from reticent.auditing.canaries.exposure import exposure
 from reticent.auditing.canaries.extraction import ExtractionTarget, Extractor
 from reticent.auditing.canaries.one_run import one_run_epsilon
 from reticent.auditing.canaries.planting import Canary, CanaryKind, candidates
-from reticent.auditing.results import CanaryExposure, CanaryResult, Estimate, OneRunEpsilon
+from reticent.auditing.results import CanaryExposure, CanaryResult, OneRunEpsilon
 from reticent.protocols import TokenSignals
+from reticent.stats.estimate import Estimate
 from reticent.stats.intervals import clopper_pearson
 from reticent.text.corpus import text_hash
 

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from reticent import _validate
 from reticent._files import atomic_write_bytes, json_lines, make_new_folder
+from reticent._settings import FrozenModel
 from reticent.errors import AuditError, InvalidValueError
 from reticent.text.corpus import TextRecord, corpus_hash, text_hash
 
@@ -72,7 +73,7 @@ _TEMPLATES = {
 _REFERENCE = "{capital}{capital}{digit}{digit}{digit}{digit}"
 
 
-class Canary(BaseModel):
+class Canary(FrozenModel):
     """One canary and the truth about it.
 
     Attributes:
@@ -86,8 +87,6 @@ class Canary(BaseModel):
         repetitions: how often it stands in the planted corpus, or would if its coin had fallen the other way.
         member: whether it was planted.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=1)
     pair: int = Field(ge=0)
