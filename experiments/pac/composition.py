@@ -12,10 +12,10 @@ from reticent.reports.model import Block, LineChart, Series, Table
 
 
 def measure(experiment: Experiment) -> Findings:
-    """Membership and world named rightly, for each decoder, law and budget."""
+    """Membership and world named rightly, for each decoder, mechanism and budget."""
     members_UM = experiment.run.membership().members
     rows = [
-        composition(each.outcomes, each.decoder, each.law, members_UM, experiment.settings.seed)
+        composition(each.outcomes, each.decoder, each.mechanism, members_UM, experiment.settings.seed)
         for each in deployments(experiment)
     ]
     blocks: list[Block] = []
@@ -33,7 +33,7 @@ def _table(rows: list[Composition]) -> Table:
         columns=("Law", "Nats a token", "Record's half named right", "Bound", "World named right", "Bound on it"),
         rows=tuple(
             (
-                row.law.value,
+                row.mechanism.value,
                 budget_text(row.step_budget),
                 cell(row.membership),
                 row.membership_bound,
@@ -59,10 +59,10 @@ def _chart(rows: list[Composition]) -> LineChart:
         )
 
     series = []
-    for law in dict.fromkeys(row.law for row in rows):
-        some = [row for row in rows if row.law is law]
-        series += [line(f"record, {law}", some, "membership"), line(f"world, {law}", some, "world")]
-    some = [row for row in rows if row.law is rows[0].law]
+    for mechanism in dict.fromkeys(row.mechanism for row in rows):
+        some = [row for row in rows if row.mechanism is mechanism]
+        series += [line(f"record, {mechanism}", some, "membership"), line(f"world, {mechanism}", some, "world")]
+    some = [row for row in rows if row.mechanism is rows[0].mechanism]
     series += [line("bound, record", some, "membership_bound"), line("bound, world", some, "world_bound")]
     return LineChart(
         title=f"Attack success against budget, {rows[0].decoder} votes",

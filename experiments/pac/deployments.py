@@ -1,4 +1,4 @@
-"""Simulated deployments: made once for each decoder, law and budget, and read by composition and leakage alike."""
+"""Simulated deployments, made once for each decoder, mechanism and budget; composition and leakage both read them."""
 
 import hashlib
 from collections.abc import Iterator
@@ -21,37 +21,37 @@ class Deployments:
     """Final states of deployments of one decoder, mechanism and budget."""
 
     decoder: Decoder
-    law: ReleaseMechanism
+    mechanism: ReleaseMechanism
     outcomes: SessionOutcomes
 
 
 def deployments(experiment: Experiment) -> Iterator[Deployments]:
-    """All combinations, by decoder, law and falling budget."""
+    """All combinations, by decoder, mechanism and falling budget."""
     combinations = [
-        (decoder, law, budget)
+        (decoder, mechanism, budget)
         for decoder in Decoder
-        for law in ReleaseMechanism
+        for mechanism in ReleaseMechanism
         for budget in sorted(experiment.settings.budgets, reverse=True)
     ]
-    for number, (decoder, law, budget) in enumerate(combinations, start=1):
-        experiment.progress.note(f"deployments {number}/{len(combinations)}: {decoder}, {law}, {budget:.3g} nats")
-        yield Deployments(decoder, law, _outcomes(experiment, decoder, law, budget))
+    for number, (decoder, mechanism, budget) in enumerate(combinations, start=1):
+        experiment.progress.note(f"deployments {number}/{len(combinations)}: {decoder}, {mechanism}, {budget:.3g} nats")
+        yield Deployments(decoder, mechanism, _outcomes(experiment, decoder, mechanism, budget))
 
 
-def _outcomes(experiment: Experiment, decoder: Decoder, law: ReleaseMechanism, budget: float) -> SessionOutcomes:
+def _outcomes(experiment: Experiment, decoder: Decoder, mechanism: ReleaseMechanism, budget: float) -> SessionOutcomes:
     settings = SessionSettings(**asdict(experiment.settings.sessions), seed=experiment.settings.seed)
     identity = {
         "votes": hashlib.sha256(experiment.votes.votes(decoder).worlds_NM.tobytes()).hexdigest(),
         "offsets": experiment.votes.offsets.tolist(),
         "decoder": decoder.value,
-        "law": law.value,
+        "law": mechanism.value,
         "budget": budget,
         "sessions": asdict(settings),
     }
     path = experiment.folder / "sessions" / f"{settings_hash(identity)[:16]}.npz"
     if not path.is_file():
         make_folder(path.parent)
-        _save(simulate_sessions(experiment.votes, decoder, law, budget, settings), path)
+        _save(simulate_sessions(experiment.votes, decoder, mechanism, budget, settings), path)
     with np.load(path) as arrays:
         return SessionOutcomes(
             budget, settings.num_tokens, arrays["secrets_R"], arrays["log_weights_RM"], arrays["dissent_R"]

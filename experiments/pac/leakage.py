@@ -12,8 +12,8 @@ from reticent.reports.model import Block, LineChart, Series, Table
 
 
 def measure(experiment: Experiment) -> Findings:
-    """Leakage from posterior entropies, for each decoder, law and budget."""
-    rows = [leakage(each.outcomes, each.decoder, each.law) for each in deployments(experiment)]
+    """Leakage from posterior entropies, for each decoder, mechanism and budget."""
+    rows = [leakage(each.outcomes, each.decoder, each.mechanism) for each in deployments(experiment)]
     blocks: list[Block] = []
     for decoder in Decoder:
         chosen = [row for row in rows if row.decoder is decoder]
@@ -29,7 +29,7 @@ def _table(rows: list[Leakage]) -> Table:
         columns=("Law", "Nats a token", "Charge, nats", "Information, nats", "Share of charge", "Dissent"),
         rows=tuple(
             (
-                row.law.value,
+                row.mechanism.value,
                 budget_text(row.step_budget),
                 row.charge_nats,
                 row.information_nats.value,
@@ -46,16 +46,16 @@ def _table(rows: list[Leakage]) -> Table:
 
 def _chart(rows: list[Leakage]) -> LineChart:
     series = []
-    for law in dict.fromkeys(row.law for row in rows):
-        ordered = sorted((row for row in rows if row.law is law), key=lambda row: row.step_budget)
+    for mechanism in dict.fromkeys(row.mechanism for row in rows):
+        ordered = sorted((row for row in rows if row.mechanism is mechanism), key=lambda row: row.step_budget)
         series.append(
             Series(
-                label=f"share, {law}",
+                label=f"share, {mechanism}",
                 x=tuple(row.step_budget for row in ordered),
                 y=tuple(row.share_of_charge.value for row in ordered),
             )
         )
-    ordered = sorted((row for row in rows if row.law is rows[0].law), key=lambda row: row.step_budget)
+    ordered = sorted((row for row in rows if row.mechanism is rows[0].mechanism), key=lambda row: row.step_budget)
     dissent = tuple(row.dissent.value for row in ordered)
     series.append(Series(label="dissent rate", x=tuple(row.step_budget for row in ordered), y=dissent))
     return LineChart(

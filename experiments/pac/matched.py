@@ -61,10 +61,10 @@ def measure(experiment: Experiment) -> Findings:
     test = _measure_models(experiment, places, [choice.settings for choice in choices])
     pac = _Pac.of(experiment, places, test)
     rows = [_pmixed_row(test, choice) for choice in choices]
-    for law in ReleaseMechanism:
+    for mechanism in ReleaseMechanism:
         for horizon in sizes.horizons:
-            experiment.progress.note(f"PAC, {law}, {horizon:,} tokens")
-            rows.append(_pac_row(experiment, test, pac, law, horizon))
+            experiment.progress.note(f"PAC, {mechanism}, {horizon:,} tokens")
+            rows.append(_pac_row(experiment, test, pac, mechanism, horizon))
     setting = Setting(
         bound=bound,
         total_nats=TOTAL_NATS,
@@ -210,9 +210,13 @@ class _Pac:
         """The probability of the next token under a noiseless world, at each place."""
         return np.array([noiseless_probability(*pair) for pair in zip(self.scores, self.targets, strict=True)])
 
-    def released(self, law: ReleaseMechanism, step_budget: float, num_draws: int, seed: int) -> Floats:
+    def released(self, release: ReleaseMechanism, step_budget: float, num_draws: int, seed: int) -> Floats:
         """The probability that it is released, at each place."""
-        mechanism, noise, generator = batch_mechanism(law, step_budget), SeededNoise(seed), np.random.default_rng(seed)
+        mechanism, noise, generator = (
+            batch_mechanism(release, step_budget),
+            SeededNoise(seed),
+            np.random.default_rng(seed),
+        )
         return np.array(
             [
                 pac_probability(scores_MK, target, mechanism, generator, noise, num_draws)
@@ -251,12 +255,12 @@ def _pmixed_row(test: _Test, choice: Choice) -> MatchedRow:
     )
 
 
-def _pac_row(experiment: Experiment, test: _Test, pac: _Pac, law: ReleaseMechanism, horizon: int) -> MatchedRow:
+def _pac_row(experiment: Experiment, test: _Test, pac: _Pac, mechanism: ReleaseMechanism, horizon: int) -> MatchedRow:
     step_budget = TOTAL_NATS / horizon
     draws, seed = experiment.settings.matched.num_draws, experiment.settings.seed
-    released_P = pac.released(law, step_budget, draws, seed)
+    released_P = pac.released(mechanism, step_budget, draws, seed)
     return MatchedRow(
-        method=law.value,
+        method=mechanism.value,
         horizon=horizon,
         step_budget=step_budget,
         accuracy=accuracy(released_P, test.text_P),

@@ -140,7 +140,7 @@ def _chart(rows: Sequence[MatchedRow]) -> LineChart:
         )
     return LineChart(
         title="Share of its own headroom that each method keeps, by horizon",
-        description="A line with its band for each release law of PAC, and for PMixED under each reading",
+        description="A line with its band for each release mechanism of PAC, and for PMixED under each reading",
         x_label="released tokens",
         y_label="share of the headroom",
         x_scale="log",

@@ -96,8 +96,8 @@ def _table(found: Quality, reference: str) -> Table:
             for row in found.rows
         ),
         note=f"{found.num_texts} held-out texts, {found.num_worlds} worlds. Reference: {reference}, the public model. "
-        "`noiseless` draws one world for each text, which is also the law of the request-world control. Intervals: "
-        "95 %, over texts.",
+        "`noiseless` draws one world for each text, which is also the distribution of the request-world control. "
+        "Intervals: 95 %, over texts.",
     )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class _Study:
         )
 
     def voting_rows(self) -> list[SecretsRow]:
-        """Unprotected models, controls and release laws."""
+        """Unprotected models, controls and release mechanisms."""
         canaries = canary_study(
             self.planted.canary_votes,
             DECODER,
@@ -122,7 +122,7 @@ class _Study:
             num_token_deployments=self.sizes.num_token_deployments,
             seed=self.seed,
         )
-        self.experiment.progress.note("attacking worlds, controls and release laws")
+        self.experiment.progress.note("attacking worlds, controls and release mechanisms")
         return secrets_rows(
             self.candidates,
             settings,

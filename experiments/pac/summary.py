@@ -17,7 +17,7 @@ from reticent._files import atomic_write_bytes
 EXPERIMENTS: Mapping[str, str] = {
     "sweep": "unanimity and the gain kept against how worlds are trained; chooses the operating point",
     "stability": "how often all worlds agree, and their probability inside the candidates",
-    "utility": "accuracy and gain kept for every budget, law and control; distance from the worlds' own mixture",
+    "utility": "accuracy and gain kept for every budget, mechanism and control; distance from the worlds' own mixture",
     "composition": "what the curator's posterior knows after 64 queries of 64 tokens",
     "leakage": "information about the secret as a share of what was charged",
     "quality": "repetition, diversity and perplexity of free-running text",

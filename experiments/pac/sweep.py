@@ -152,8 +152,8 @@ def _row(experiment: Experiment, point: Point) -> SweepRow:
     )
 
 
-def _find_release_row(result: Utility, law: ReleaseMechanism) -> UtilityRow:
-    return next(row for row in result.rows if row.method == law.value)
+def _find_release_row(result: Utility, mechanism: ReleaseMechanism) -> UtilityRow:
+    return next(row for row in result.rows if row.method == mechanism.value)
 
 
 def _shares_kept(result: Utility) -> dict[str, Mean | None]:

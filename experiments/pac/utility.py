@@ -1,4 +1,4 @@
-"""Next-token accuracy and the share of the fine-tuning gain that is kept, for every budget, law and control."""
+"""Next-token accuracy and the share of the fine-tuning gain that is kept, for every budget, mechanism and control."""
 
 import sys
 
@@ -25,9 +25,9 @@ def measure(experiment: Experiment) -> Findings:
         blocks += [utility_table(found[-1]), _chart(found[-1])]
     experiment.progress.note("sampling fidelity")
     budgets = (max(settings.budgets), min(settings.budgets))
-    law = fidelity(experiment.votes, settings.votes.temperature, budgets, seed=settings.seed)
-    blocks.append(_fidelity_table(law))
-    results = {"utility": found, "fidelity": law}
+    distances = fidelity(experiment.votes, settings.votes.temperature, budgets, seed=settings.seed)
+    blocks.append(_fidelity_table(distances))
+    results = {"utility": found, "fidelity": distances}
     return Findings("Utility and budget", results, tuple(blocks), tuple(verdict_warnings(found)))
 
 
@@ -40,7 +40,7 @@ def _chart(found: Utility) -> LineChart:
         series = [Series(label="noiseless accuracy", x=ends, y=(found.row("noiseless").accuracy.value,) * 2)]
     return LineChart(
         title=f"Share of the gain kept against budget, {found.decoder} votes",
-        description="A line with its band for each release law, level lines for what has no budget",
+        description="A line with its band for each release mechanism, level lines for what has no budget",
         x_label="nats a token",
         y_label="share of the gain kept",
         x_scale="log",
@@ -72,7 +72,8 @@ def _fidelity_table(found: Fidelity) -> Table:
         columns=("Method", "Nats a token", "Total variation"),
         rows=tuple((row.method, budget_text(row.step_budget), cell(row.total_variation)) for row in found.rows),
         note=f"{found.num_draws} draws of coins at each of {found.num_positions:,} positions. The fresh-world draw has "
-        "the mixture's own law; what its row shows is the noise of so many draws. Intervals: 95 %, over texts.",
+        "the mixture's own distribution; what its row shows is the noise of that number of draws. "
+        "Intervals: 95 %, over texts.",
     )
 
 

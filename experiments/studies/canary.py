@@ -157,7 +157,7 @@ class CanaryStudy(FiniteModel):
     num_deployments: int
 
     def row(self, method: str, step_budget: float | None = None) -> CanaryRow:
-        """The row of a method, at a budget for a release law."""
+        """The row of a method, at a budget for a release mechanism."""
         return next(row for row in self.rows if (row.method, row.step_budget) == (method, step_budget))
 
 
@@ -166,13 +166,13 @@ class CanarySettings:
     """Settings of the comparison.
 
     Attributes:
-        budgets: b in nats. laws: the release laws.
+        budgets: b in nats. mechanisms: the release mechanisms.
         num_deployments: for each prompt.
         seed: of secrets, noise and the controls' draws.
     """
 
     budgets: Sequence[float] = (2.0**-8, 2.0**-20, 2.0**-32)
-    laws: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
+    mechanisms: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
     num_deployments: int = 256
     seed: int = 0
 
@@ -296,17 +296,17 @@ def _releases(settings: CanarySettings) -> list[tuple[str, float | None, _Releas
 
         return release
 
-    def by_law(law: ReleaseMechanism, budget: float) -> _Release:
+    def by_mechanism(mechanism: ReleaseMechanism, budget: float) -> _Release:
         def release(votes_PM: NDArray[np.int64], secrets_R: NDArray[np.int64], text: int) -> Deployments:
             seed = int(np.random.default_rng([settings.seed, 2, text]).integers(2**62))
-            return release_by_mechanism(votes_PM, law, budget, secrets_R, SeededNoise(seed))
+            return release_by_mechanism(votes_PM, mechanism, budget, secrets_R, SeededNoise(seed))
 
         return release
 
     found += [(control.value, None, by_control(control)) for control in Control]
-    for law in settings.laws:
+    for mechanism in settings.mechanisms:
         for budget in sorted(settings.budgets, reverse=True):
-            found.append((law.value, budget, by_law(law, budget)))
+            found.append((mechanism.value, budget, by_mechanism(mechanism, budget)))
     return found
 
 

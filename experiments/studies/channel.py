@@ -50,17 +50,21 @@ def token_channel(calibration: Calibration | MixtureCalibration) -> NDArray[np.f
     """
     if isinstance(calibration, MixtureCalibration):
         keep = calibration.keep_probability
-        law_AA: NDArray[np.float64] = (1.0 - keep) * calibration.vote_weights + keep * np.eye(calibration.num_active)
+        channel_AA: NDArray[np.float64] = (1.0 - keep) * calibration.vote_weights + keep * np.eye(
+            calibration.num_active
+        )
     elif calibration.num_active == 2:
         margin = 1.0 / math.sqrt(2.0 * float(calibration.noise_variances[0]))
         kept, flipped = float(ndtr(margin)), float(ndtr(-margin))
         return np.array([[kept, flipped], [flipped, kept]])
     elif _is_integrated(calibration):
-        law_AA = np.stack([_winning_probabilities(calibration, token) for token in range(calibration.num_active)], 1)
+        channel_AA = np.stack(
+            [_winning_probabilities(calibration, token) for token in range(calibration.num_active)], 1
+        )
     else:
-        law_AA = _likelihood_weighted(calibration)
-    law_AA /= law_AA.sum(axis=1, keepdims=True)
-    return law_AA
+        channel_AA = _likelihood_weighted(calibration)
+    channel_AA /= channel_AA.sum(axis=1, keepdims=True)
+    return channel_AA
 
 
 def released_token_likelihood(calibration: Calibration | MixtureCalibration, token: int) -> NDArray[np.float64]:
@@ -93,7 +97,7 @@ def token_information(channel_AA: NDArray[np.float64], vote_weights_A: NDArray[n
         vote_weights_A: q, summing to 1.
 
     Raises:
-        InvalidValueError: shapes differ, or rows or weights are no laws.
+        InvalidValueError: shapes differ, or rows or weights are no distributions.
     """
     weights_A = check_vote_weights(vote_weights_A)
     if channel_AA.shape != (weights_A.size, weights_A.size):
@@ -102,7 +106,7 @@ def token_information(channel_AA: NDArray[np.float64], vote_weights_A: NDArray[n
         )
     worst = float(np.abs(channel_AA.sum(axis=1) - 1.0).max())
     if not (worst <= _ROW_TOLERANCE and float(channel_AA.min()) >= 0.0):
-        raise InvalidValueError(f"each row of a channel must be a law, but one misses a sum of 1 by {worst!r}")
+        raise InvalidValueError(f"each row of a channel must be a distribution, but one misses a sum of 1 by {worst!r}")
     marginal = (weights_A @ channel_AA).tolist()
     return math.fsum(
         weight * mass * phi(entry / mass - 1.0)
@@ -193,7 +197,7 @@ def _likelihood_weighted(calibration: Calibration) -> NDArray[np.float64]:
     scale_D = np.sqrt(calibration.noise_variances)
     shifts_AD = calibration.centred_votes / scale_D
     constant_A = 0.5 * (shifts_AD * shifts_AD).sum(axis=1)
-    law_AA = np.zeros((calibration.num_active, calibration.num_active))
+    channel_AA = np.zeros((calibration.num_active, calibration.num_active))
     for start in range(0, _LIKELIHOOD_POINTS, _POINTS_AT_ONCE):
         normals_PD = ndtri(_lattice(scale_D.size, start, _POINTS_AT_ONCE))
         noise_PA = (normals_PD * scale_D) @ calibration.directions.T
@@ -201,8 +205,8 @@ def _likelihood_weighted(calibration: Calibration) -> NDArray[np.float64]:
         for sign in (1.0, -1.0):
             winner_P = (calibration.vote_weights + sign * noise_PA).argmax(axis=1)
             weights_PA = np.exp(sign * log_weights_PA - constant_A)
-            law_AA += weights_PA.T @ np.eye(calibration.num_active)[winner_P]
-    return law_AA / (2 * _LIKELIHOOD_POINTS)
+            channel_AA += weights_PA.T @ np.eye(calibration.num_active)[winner_P]
+    return channel_AA / (2 * _LIKELIHOOD_POINTS)
 
 
 def _num_points(num_active: int) -> int:

@@ -60,7 +60,7 @@ class ByCurator:
     """The calibrated release of a deployment that serves this text alone.
 
     Args:
-        decoding: budget and release law.
+        decoding: budget and release mechanism.
         num_worlds: m.
         noise: of S and of every release.
     """

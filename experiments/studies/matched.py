@@ -1,7 +1,7 @@
 """PMixED and PAC at an equal bound on membership: what each makes of the text's own next token, position by position.
 
 Utility is the probability that the sampled token is the text's own. For PMixED it is exact: an expert's projection does
-not depend on who else takes part, so the law of a token averaged over participation is
+not depend on who else takes part, so the distribution of a token averaged over participation is
 
     (1 − (1 − q)^N) · mean of the N projections + (1 − q)^N · public distribution,
 
@@ -40,7 +40,7 @@ class MatchedRow(FiniteModel):
     """One way to release tokens at one horizon.
 
     Attributes:
-        method: `pmixed` or a release law of PAC.
+        method: `pmixed` or a release mechanism of PAC.
         horizon: T.
         reading: of PMixED's accounting.
         step_budget: b of PAC, in nats a token.
@@ -133,7 +133,7 @@ class TargetProbabilities:
 class WeightTable:
     """λ at some radii, and between them: log λ is interpolated linearly in log β. For selection, not for results.
 
-    Below the smallest radius λ falls with √β, its law where the ball is small; above the largest it stays.
+    Below the smallest radius λ falls with √β, its behaviour where the ball is small; above the largest it stays.
 
     Attributes:
         radii_B: β, rising, positive.

@@ -45,7 +45,7 @@ class MatchedPrivacy:
     success: float
 
 
-def membership_success(noise_multiplier: float, sample_rate: float, num_steps: int) -> float:
+def dpsgd_success(noise_multiplier: float, sample_rate: float, num_steps: int) -> float:
     """Bound on success, at even odds, in telling whether a record was among the members: ½ (1 + δ(0)).
 
     Args:
@@ -86,13 +86,13 @@ def match_privacy(
     return MatchedPrivacy(
         PrivacySettings(epsilon=epsilon, delta=delta, max_gradient_norm=max_gradient_norm),
         multiplier,
-        membership_success(multiplier, sample_rate, num_steps),
+        dpsgd_success(multiplier, sample_rate, num_steps),
     )
 
 
 def _least_multiplier(target_success: float, sample_rate: float, num_steps: int) -> float:
     def allowed(multiplier: float) -> bool:
-        return membership_success(multiplier, sample_rate, num_steps) <= target_success
+        return dpsgd_success(multiplier, sample_rate, num_steps) <= target_success
 
     high = 1.0
     while not allowed(high):

@@ -31,7 +31,7 @@ class Reading(StrEnum):
     TIGHT = "tight"
 
 
-def membership_success(settings: PMixedSettings, num_tokens: int, reading: Reading, delta: float = DELTA) -> float:
+def pmixed_success(settings: PMixedSettings, num_tokens: int, reading: Reading, delta: float = DELTA) -> float:
     """Success, at even odds, that a reading concedes to an attacker who sees `num_tokens` tokens.
 
     Raises:
@@ -69,7 +69,7 @@ def calibrated(
         return PMixedSettings(num_shards, sampling_rate, max_order, beta)
 
     def allowed(beta: float) -> bool:
-        return membership_success(at(beta), num_tokens, reading, delta) <= target_success
+        return pmixed_success(at(beta), num_tokens, reading, delta) <= target_success
 
     if not allowed(0.0):
         return at(0.0)

@@ -82,18 +82,18 @@ def _draw_laws(
     num_draws: int,
     generator: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """The law of each draw's token after drawing which shards take part, float64[R, K]."""
+    """The distribution of each draw's token after drawing which shards take part, float64[R, K]."""
     orders = projection_orders(settings.max_order)
     weights_M = mixing_weights(shards_MK, public_K, settings.beta, orders)
-    laws = []
+    distributions = []
     for _ in range(num_draws):
         taking_part = np.flatnonzero(generator.random(settings.num_shards) < settings.sampling_rate)
-        laws.append(mixed_distribution(shards_MK[taking_part], public_K, weights_M[taking_part]))
-    return np.stack(laws)
+        distributions.append(mixed_distribution(shards_MK[taking_part], public_K, weights_M[taking_part]))
+    return np.stack(distributions)
 
 
 def _draws(laws_RK: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
-    """One index from each law, int64[R]."""
+    """One index from each distribution, int64[R]."""
     cumulated_RK = laws_RK.cumsum(axis=1)
     position_R1 = generator.random((len(laws_RK), 1)) * cumulated_RK[:, -1:]
     drawn: NDArray[np.int64] = (cumulated_RK <= position_R1).sum(axis=1)

@@ -12,9 +12,9 @@ thousands of texts a set, and with some dozens the estimate is mostly bias.
 | `human` | the held-out text itself |
 | `public-greedy` | the public model's most likely token |
 | `public`, `full-data` | one model's vote, with the decoder of all others |
-| `noiseless` | the vote of one world, drawn for each text: also the law of the request-world control |
+| `noiseless` | the vote of one world, drawn for each text: also the distribution of the request-world control |
 | `plurality`, `fresh-world` | the controls |
-| a release law | calibrated release, with S, posterior and noise of its own for each text |
+| a release mechanism | calibrated release, with S, posterior and noise of its own for each text |
 """
 
 import math
@@ -49,8 +49,8 @@ class QualitySettings:
     Attributes:
         prompt_tokens: how many tokens of each held-out text are given.
         num_tokens: T, how many are generated.
-        decoding: decoder, temperature and candidates; its budget and law are replaced.
-        laws, budgets: every law at every budget, b in nats.
+        decoding: decoder, temperature and candidates; its budget and mechanism are replaced.
+        mechanisms, budgets: every mechanism at every budget, b in nats.
         seed: of coins, secrets and noise.
         texts_at_once: how many texts are in memory together.
     """
@@ -58,7 +58,7 @@ class QualitySettings:
     prompt_tokens: int = 32
     num_tokens: int = 256
     decoding: DecodingSettings = field(default_factory=lambda: DecodingSettings(Decoder.GUMBEL, 1.0))
-    laws: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
+    mechanisms: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
     budgets: Sequence[float] = (2.0**-8, 2.0**-20, 2.0**-32)
     seed: int = 0
     texts_at_once: int = 8
@@ -102,7 +102,7 @@ class Quality(FiniteModel):
     num_worlds: int
 
     def row(self, method: str, step_budget: float | None = None) -> QualityRow:
-        """The row of a method, at a budget for a release law."""
+        """The row of a method, at a budget for a release mechanism."""
         return next(row for row in self.rows if (row.method, row.step_budget) == (method, step_budget))
 
 
@@ -181,11 +181,11 @@ class _Study(Generic[C]):
         for control in (Control.PLURALITY, Control.FRESH_WORLD):
             choosers = [ByControl(control, np.random.default_rng([settings.seed, 2, text])) for text in texts]
             rows.append(self._row(control.value, None, models.worlds, sampled, choosers))
-        for law in settings.laws:
+        for mechanism in settings.mechanisms:
             for budget in sorted(settings.budgets, reverse=True):
-                decoding = replace(sampled, step_budget=budget, release_mechanism=law)
+                decoding = replace(sampled, step_budget=budget, release_mechanism=mechanism)
                 curators = [ByCurator(decoding, models.worlds.num_worlds, self._noise(text)) for text in texts]
-                rows.append(self._row(law.value, budget, models.worlds, decoding, curators))
+                rows.append(self._row(mechanism.value, budget, models.worlds, decoding, curators))
         return rows
 
     def measured(self, method: str, budget: float | None, texts: FreeTexts) -> QualityRow:
@@ -230,5 +230,5 @@ class _Study(Generic[C]):
         return self.measured(method, budget, texts)
 
     def _noise(self, text: int) -> SeededNoise:
-        """The same for every law and budget, so that they differ in nothing else."""
+        """The same for every mechanism and budget, so that they differ in nothing else."""
         return SeededNoise(int(np.random.default_rng([self._settings.seed, 3, text]).integers(2**62)))

@@ -41,7 +41,7 @@ class Deployments:
 
 def release_by_mechanism(
     votes_NM: NDArray[np.integer],
-    law: ReleaseMechanism,
+    mechanism: ReleaseMechanism,
     step_budget: float,
     secrets_R: NDArray[np.int64],
     noise: NoiseSource,
@@ -52,7 +52,7 @@ def release_by_mechanism(
         InvalidValueError: a secret is not a world, or the budget is out of range.
     """
     votes_NM = votes_NM.astype(np.int64)
-    batch = SessionBatch(batch_mechanism(law, step_budget), secrets_R, votes_NM.shape[1], noise)
+    batch = SessionBatch(batch_mechanism(mechanism, step_budget), secrets_R, votes_NM.shape[1], noise)
     tokens_NR = np.repeat(votes_NM[:, :1], secrets_R.size, axis=1)
     for position in np.flatnonzero((votes_NM != votes_NM[:, :1]).any(axis=1)):
         tokens_NR[position] = batch.release(votes_NM[position])

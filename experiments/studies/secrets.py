@@ -26,13 +26,13 @@ from pydantic import model_validator
 
 from experiments.studies.corpus_attack import CorpusAttack, corpus_attack, match_scores
 from experiments.studies.releases import Deployments, release_by_control, release_by_mechanism, release_noiseless
-from experiments.studies.token_attack import AgreementLaw, ReleaseTokenLaw, TokenLaw, token_beliefs
+from experiments.studies.token_attack import AgreementLikelihood, ReleaseLikelihood, TokenLikelihood, token_beliefs
 from reticent import _validate
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control
-from reticent.evaluation.sessions import SessionOutcomes, membership_success
+from reticent.evaluation.sessions import SessionOutcomes, measured_half_success
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
 from reticent.pac.mechanism import ReleaseMechanism
@@ -63,7 +63,7 @@ class SecretsRow(FiniteModel):
 
     Attributes:
         method: its name.
-        step_budget: b in nats, for a release law, or of the release law whose bound it was matched to.
+        step_budget: b in nats, for a release mechanism, or of the release mechanism whose bound it was matched to.
         bound: the bound on membership success that it states for this transcript; None where it states none.
         bounded_secret: which secret `bound` is about, 1 or 2.
         curator, tokens: success about the realised world.
@@ -87,14 +87,14 @@ class SecretsSettings:
     """Settings of the attacks and their number.
 
     Attributes:
-        budgets: b in nats. laws: the release laws.
+        budgets: b in nats. mechanisms: the release mechanisms.
         num_deployments: R, each with an S and randomness of its own.
         num_token_deployments: how many of them the token-only attacker works on; its channels cost the most.
         seed: of all randomness.
     """
 
     budgets: Sequence[float] = (2.0**-8, 2.0**-20, 2.0**-32)
-    laws: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
+    mechanisms: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
     num_deployments: int = 64
     num_token_deployments: int = 32
     seed: int = 0
@@ -155,7 +155,7 @@ Extraction = Callable[[str, float | None], SecretsCell]
 
 
 def secrets_rows(candidates: Candidates, settings: SecretsSettings, extraction: Extraction) -> list[SecretsRow]:
-    """The rows of everything that votes: the unprotected models, the controls and the release laws.
+    """The rows of everything that votes: the unprotected models, the controls and the release mechanisms.
 
     Raises:
         InvalidValueError: shapes disagree or a value is out of range.
@@ -169,21 +169,21 @@ def secrets_rows(candidates: Candidates, settings: SecretsSettings, extraction: 
         candidates.tensor.num_worlds, size=settings.num_deployments
     )
     released = release_noiseless(candidates.votes_NM, secrets_R)
-    rows.append(_row(candidates, settings, "noiseless", released, AgreementLaw(), extraction("noiseless", None)))
+    rows.append(_row(candidates, settings, "noiseless", released, AgreementLikelihood(), extraction("noiseless", None)))
     request_N = candidates.tensor.spans.text_of_position()
     for number, control in enumerate(Control):
         generator = np.random.default_rng([settings.seed, 1, number])
         released = release_by_control(candidates.votes_NM, control, secrets_R, generator, request_N)
         rows.append(
-            _row(candidates, settings, control.value, released, AgreementLaw(), extraction(control.value, None))
+            _row(candidates, settings, control.value, released, AgreementLikelihood(), extraction(control.value, None))
         )
-    for law in settings.laws:
+    for mechanism in settings.mechanisms:
         for budget in sorted(settings.budgets, reverse=True):
             noise = SeededNoise(int(np.random.default_rng([settings.seed, 2]).integers(2**62)))
-            released = release_by_mechanism(candidates.votes_NM, law, budget, secrets_R, noise)
-            attacker = ReleaseTokenLaw(law, budget)
-            cell = extraction(law.value, budget)
-            rows.append(_row(candidates, settings, law.value, released, attacker, cell, budget))
+            released = release_by_mechanism(candidates.votes_NM, mechanism, budget, secrets_R, noise)
+            attacker = ReleaseLikelihood(mechanism, budget)
+            cell = extraction(mechanism.value, budget)
+            rows.append(_row(candidates, settings, mechanism.value, released, attacker, cell, budget))
     return rows
 
 
@@ -206,7 +206,7 @@ def model_row(
         tokens_NR: released tokens, one column a draw.
         extraction: the cell of secret 3.
         seed: of the attack's halves and resamples.
-        step_budget: b of the release law whose bound it was matched to.
+        step_budget: b of the release mechanism whose bound it was matched to.
         bound: on success about secret 2.
         public_match_N: ρ, where its coins are not the public ones.
     """
@@ -229,7 +229,7 @@ def _row(
     settings: SecretsSettings,
     method: str,
     released: Deployments,
-    attacker: TokenLaw,
+    attacker: TokenLikelihood,
     extraction: SecretsCell,
     budget: float | None = None,
 ) -> SecretsRow:
@@ -257,7 +257,7 @@ def _success(candidates: Candidates, secrets_R: NDArray[np.int64], log_weights_R
     """Success in calling units members of the realised world, with Student's interval over deployments."""
     num_tokens = candidates.tensor.num_positions
     outcomes = SessionOutcomes(1.0, num_tokens, secrets_R, log_weights_RM, np.zeros(secrets_R.size))
-    mean = sample_mean(membership_success(outcomes, candidates.members_UM))
+    mean = sample_mean(measured_half_success(outcomes, candidates.members_UM))
     low, high = mean.interval() or (0.0, 1.0)
     return SecretsCell(
         estimate=Estimate(value=mean.value, low=max(low, 0.0), high=min(high, 1.0), confidence=CONFIDENCE)

@@ -1,6 +1,6 @@
 """The token-only attacker: beliefs about S from released tokens, for whoever never sees the curator's noisy vectors.
 
-The attacker knows every world's votes, the law and the budget. After tokens y_1 … y_t its belief is
+The attacker knows every world's votes, the mechanism and the budget. After tokens y_1 … y_t its belief is
 
     π_t(j) ∝ π_{t−1}(j) P(y_t | v_j, calibration),
 
@@ -36,8 +36,8 @@ _LEAST_LIKELIHOOD = 1e-300
 _DISAGREEMENT = 1e-6
 
 
-class TokenLaw(Protocol):
-    """An attacker's law of one released token."""
+class TokenLikelihood(Protocol):
+    """An attacker's likelihood of one released token."""
 
     def log_likelihood(self, belief_A: NDArray[np.float64], released: int) -> NDArray[np.float64]:
         """Log P(released token | vote) for each vote among the active tokens, float64[A].
@@ -50,30 +50,30 @@ class TokenLaw(Protocol):
 
 
 @dataclass
-class ReleaseTokenLaw:
+class ReleaseLikelihood:
     """The channel of a calibrated release.
 
     Attributes:
-        law, step_budget: of the release; b in nats.
+        release_mechanism, step_budget: of the release; b in nats.
         rounded: whether beliefs are rounded to about 1 % before three or more active tokens are integrated.
 
     Raises:
         InvalidValueError: the budget is out of range.
     """
 
-    law: ReleaseMechanism
+    release_mechanism: ReleaseMechanism
     step_budget: float
     rounded: bool = True
     _mechanism: Mechanism[Any] = field(init=False)
     _known: dict[tuple[bytes, int], NDArray[np.float64]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._mechanism = mechanism_for(self.law, self.step_budget)
+        self._mechanism = mechanism_for(self.release_mechanism, self.step_budget)
 
     def log_likelihood(self, belief_A: NDArray[np.float64], released: int) -> NDArray[np.float64]:
-        """See `TokenLaw.log_likelihood`."""
+        """See `TokenLikelihood.log_likelihood`."""
         belief_A = np.maximum(belief_A, _LEAST_BELIEF)
-        if self.law is not ReleaseMechanism.GAUSSIAN or belief_A.size == 2 or not self.rounded:
+        if self.release_mechanism is not ReleaseMechanism.GAUSSIAN or belief_A.size == 2 or not self.rounded:
             return self._compute_likelihood(belief_A / belief_A.sum(), released)
         # A channel does not depend on the order of its tokens.
         order_A = belief_A.argsort(kind="stable")
@@ -94,25 +94,27 @@ class ReleaseTokenLaw:
 
 
 @dataclass(frozen=True)
-class AgreementLaw:
+class AgreementLikelihood:
     """Tokens taken for the realised world's own votes, with a little doubt: for noiseless releases and for controls."""
 
     disagreement: float = _DISAGREEMENT
 
     def log_likelihood(self, belief_A: NDArray[np.float64], released: int) -> NDArray[np.float64]:
-        """See `TokenLaw.log_likelihood`."""
+        """See `TokenLikelihood.log_likelihood`."""
         log_A = np.full(belief_A.size, math.log(self.disagreement))
         log_A[released] = math.log1p(-self.disagreement)
         return log_A
 
 
-def token_beliefs(votes_NM: NDArray[np.integer], tokens_NR: NDArray[np.integer], law: TokenLaw) -> NDArray[np.float64]:
+def token_beliefs(
+    votes_NM: NDArray[np.integer], tokens_NR: NDArray[np.integer], likelihood: TokenLikelihood
+) -> NDArray[np.float64]:
     """Compute the attacker's beliefs about S after all tokens of each deployment, as log-weights, float64[R, M].
 
     Args:
         votes_NM: each world's vote at each position.
         tokens_NR: the token that each deployment released there.
-        law: what the attacker takes the releases for.
+        likelihood: what the attacker takes the releases for.
 
     Raises:
         InvalidValueError: shapes disagree, or a token was nobody's vote.
@@ -133,6 +135,6 @@ def token_beliefs(votes_NM: NDArray[np.integer], tokens_NR: NDArray[np.integer],
         for session, released in enumerate(released_R.tolist()):
             belief_M = beliefs_RM[session]
             belief_A = np.bincount(index_M, weights=np.exp(belief_M), minlength=active_A.size).astype(np.float64)
-            belief_M = belief_M + law.log_likelihood(belief_A, released)[index_M]
+            belief_M = belief_M + likelihood.log_likelihood(belief_A, released)[index_M]
             beliefs_RM[session] = belief_M - np.logaddexp.reduce(belief_M)
     return beliefs_RM

@@ -1,4 +1,4 @@
-"""Exposure against values worked by hand and its law for canaries that were never planted."""
+"""Exposure against values worked by hand and its distribution for canaries that were never planted."""
 
 import math
 

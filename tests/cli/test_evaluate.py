@@ -81,7 +81,7 @@ def test_report_and_result_say_the_same(evaluated):
         assert row.num_tokens == 32
         assert row.membership_bound == attack_success(32 * row.step_budget, 0.5)
     for row in result.leakage:
-        if row.step_budget == 2.0**-32 and row.law.value == "gaussian":
+        if row.step_budget == 2.0**-32 and row.mechanism.value == "gaussian":
             spread = 5 * row.share_of_charge.standard_error
             assert row.share_of_charge.value == pytest.approx(row.dissent.value, abs=spread)
     assert result.run["num_worlds"] == 4

@@ -85,11 +85,21 @@ def test_generated_tokens_are_charged_and_go_on_from_the_same_state(capsys, run)
 
 def test_the_release_law_is_chosen_for_each_call_and_changes_no_charge(capsys, run):
     spent = 0.0
-    for law in ("mixture", "gaussian", "mixture"):
+    for mechanism in ("mixture", "gaussian", "mixture"):
         result = result_of(
-            capsys, "generate", run, "--prompt", "the", "--release", law, "--max-tokens", 4, "--step-budget", "2^-6"
+            capsys,
+            "generate",
+            run,
+            "--prompt",
+            "the",
+            "--release",
+            mechanism,
+            "--max-tokens",
+            4,
+            "--step-budget",
+            "2^-6",
         )
-        assert result["release"] == law
+        assert result["release"] == mechanism
         assert result["nats_charged"] == result["tokens"] * 2.0**-6
         spent += result["nats_charged"]
         assert result["nats_charged_in_all"] == spent

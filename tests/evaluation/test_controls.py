@@ -1,4 +1,4 @@
-"""The controls against plain counting and their laws; that the secret is nowhere in them; what no noise gives away."""
+"""Controls against plain counting and their distributions; the secret's absence from them; leakage with no noise."""
 
 import inspect
 import math

@@ -1,4 +1,4 @@
-"""Total variation where the laws are known."""
+"""Total variation where the distributions are known."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_worlds_that_agree_in_law_are_sampled_exactly():
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_the_plurality_is_as_far_from_the_mixture_as_its_exact_law(temperature):
+def test_the_plurality_is_as_far_from_the_mixture_as_its_exact_distribution(temperature):
     # Two candidates: U_0 − U_1 is logistic, so a world votes 0 with chance σ(difference / T), and all worlds with a
     # larger difference then vote 0 too. Three of four do when the two middle ones, which are alike, do.
     differences = np.array([-4.0, 2.0, 2.5, 2.0])

@@ -97,7 +97,7 @@ def test_two_way_sessions_are_the_curators_own():
 
 
 @pytest.mark.parametrize(("batched", "scalar"), [(GaussianBatch, GaussianMechanism), (MixtureBatch, MixtureMechanism)])
-def test_one_by_one_and_the_batch_have_the_same_law(batched, scalar):
+def test_one_by_one_and_the_batch_have_the_same_distribution(batched, scalar):
     secrets = np.tile(np.arange(WORLDS), 500)
     ours, theirs = (
         SessionBatch(mechanism, secrets, WORLDS, SeededNoise(seed))

@@ -13,11 +13,11 @@ from reticent.evaluation.sessions import (
     SessionOutcomes,
     SessionSettings,
     composition,
+    is_world_named,
     join_outcomes,
-    membership_success,
+    measured_half_success,
     query_positions,
     simulate_sessions,
-    worlds_named,
 )
 from reticent.pac.calibration import calibrate
 from reticent.pac.mechanism import ReleaseMechanism
@@ -90,6 +90,11 @@ def test_attack_success_stays_under_the_bound_and_finds_what_there_is():
         assert result.membership.interval(0.999)[0] <= result.membership_bound
         assert result.world.low <= result.world_bound
         assert Composition.model_validate_json(result.model_dump_json()) == result
+        assert (
+            result.model_dump(mode="json")["law"]
+            == leakage(outcomes, GUMBEL, GAUSSIAN).model_dump()["law"]
+            == "gaussian"
+        )
         if budget == 2.0**-32:
             low, high = result.membership.interval(0.999)
             assert low < 0.5 < high
@@ -102,8 +107,8 @@ def test_decisions_and_ties_by_hand():
     members = np.array([[1, 1, 0, 0], [1, 0, 1, 0]], dtype=bool)
     outcomes = outcomes_of([[0.4, 0.3, 0.2, 0.1], [0.25] * 4, [0.1, 0.4, 0.4, 0.1]], [0, 3, 1])
     # Third: unit 0 has mass 0.5 (tie), unit 1 too.
-    np.testing.assert_array_equal(membership_success(outcomes, members), [1.0, 0.5, 0.5])
-    named = [worlds_named(outcomes, np.random.default_rng(seed)) for seed in range(400)]
+    np.testing.assert_array_equal(measured_half_success(outcomes, members), [1.0, 0.5, 0.5])
+    named = [is_world_named(outcomes, np.random.default_rng(seed)) for seed in range(400)]
     np.testing.assert_allclose(np.mean(named, axis=0), [1.0, 0.25, 0.5], atol=0.1)
 
 
@@ -122,7 +127,7 @@ def test_queries_are_windows_inside_texts_and_take_turns():
 def test_what_does_not_fit_is_refused():
     outcomes = outcomes_of([[0.5, 0.5]], [0])
     with pytest.raises(InvalidValueError, match="2 worlds"):
-        membership_success(outcomes, np.ones((3, 4), dtype=bool))
+        measured_half_success(outcomes, np.ones((3, 4), dtype=bool))
     with pytest.raises(InvalidValueError, match="budgets or lengths"):
         join_outcomes([outcomes, outcomes_of([[0.5, 0.5]], [0], budget=0.2)])
     with pytest.raises(InvalidValueError, match="num_streams"):

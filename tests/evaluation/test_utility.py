@@ -38,7 +38,7 @@ def test_two_way_votes_at_a_tiny_budget_are_fair_coins(one_against):
     votes[:, :one_against] = 2
     tensor = tensor_of(votes, [1] * 300, [0] * 300, lengths=[100] * 3)
     result = utility(tensor, Decoder.GUMBEL, UtilitySettings(budgets=(TINY,), num_sessions=24))
-    gaussian, mixture = (result.row(law.value, TINY) for law in ReleaseMechanism)
+    gaussian, mixture = (result.row(mechanism.value, TINY) for mechanism in ReleaseMechanism)
     tolerance = 5 * 0.5 / np.sqrt(300 * 24)
     assert gaussian.flips.value == pytest.approx(0.5, abs=tolerance)
     assert gaussian.accuracy.value == pytest.approx(0.5, abs=tolerance)

@@ -128,8 +128,8 @@ def test_mass_and_kept_logits_belong_to_their_positions(parts, forcing, tmp_path
     everything = np.arange(engine.vocab_size)
     for row, position in enumerate(tensor.mass_positions_P):
         logits = engine.world_logits(engine.open(prefixes[position]), everything).astype(np.float64)
-        law = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
-        expected = [law[:, tensor.candidates_NK[position, :c]].sum(1).mean() for c in (2, 5, 20)]
+        probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
+        expected = [probabilities[:, tensor.candidates_NK[position, :c]].sum(1).mean() for c in (2, 5, 20)]
         np.testing.assert_allclose(tensor.mass_PL[row], [*expected, 1.0], rtol=1e-4)
     for row, position in enumerate(tensor.logit_positions_F):
         logits = engine.world_logits(engine.open(prefixes[position]), tensor.candidates_NK[position].astype(np.int64))

@@ -57,9 +57,9 @@ def test_a_noiseless_world_emits_what_it_holds_and_so_gives_itself_away(study):
     assert row.never_planted.value == 0.0
 
 
-@pytest.mark.parametrize("law", ReleaseMechanism)
-def test_a_small_budget_emits_each_token_every_second_time_whoever_is_realised(study, law):
-    row = study.row(law.value, 2.0**-32)
+@pytest.mark.parametrize("mechanism", ReleaseMechanism)
+def test_a_small_budget_emits_each_token_every_second_time_whoever_is_realised(study, mechanism):
+    row = study.row(mechanism.value, 2.0**-32)
     for mean in (row.membership.tokens_with, row.membership.tokens_without):
         assert mean.value == pytest.approx(0.5, abs=4 * mean.standard_error)
     for rate in (row.membership.whole_with, row.membership.whole_without):
@@ -68,9 +68,9 @@ def test_a_small_budget_emits_each_token_every_second_time_whoever_is_realised(s
     assert row.membership.token_advantage.low < 0.0 < row.membership.token_advantage.high
 
 
-@pytest.mark.parametrize("law", ReleaseMechanism)
-def test_a_large_budget_protects_nobody(study, law):
-    assert study.row(law.value, 4.0).membership.advantage.low > 0.9
+@pytest.mark.parametrize("mechanism", ReleaseMechanism)
+def test_a_large_budget_protects_nobody(study, mechanism):
+    assert study.row(mechanism.value, 4.0).membership.advantage.low > 0.9
 
 
 def test_controls_emit_without_regard_to_s(study):

@@ -34,8 +34,8 @@ def _calibrated(vector):
     return calibrate(vote_weights(index, posterior), vector["step_budget"])
 
 
-def _log_ratios(law, q):
-    return np.log(law / (q @ law))
+def _log_ratios(channel, q):
+    return np.log(channel / (q @ channel))
 
 
 def _relative(ours, reference):
@@ -46,9 +46,9 @@ def _relative(ours, reference):
 @pytest.mark.parametrize("vector", TWO_WAY, ids=lambda vector: f"b={vector['step_budget']:.2e}")
 def test_two_way_vectors(vector):
     calibration = _calibrated(vector)
-    law, flip = token_channel(calibration), float(vector["flip_probability"])
-    np.testing.assert_allclose(law, [[1 - flip, flip], [flip, 1 - flip]], rtol=1e-11)
-    told = channel_information(law, calibration.vote_weights)
+    channel, flip = token_channel(calibration), float(vector["flip_probability"])
+    np.testing.assert_allclose(channel, [[1 - flip, flip], [flip, 1 - flip]], rtol=1e-11)
+    told = channel_information(channel, calibration.vote_weights)
     assert told == pytest.approx(float(vector["exact_token_nats"]), rel=1e-7)
 
 
@@ -57,9 +57,9 @@ def test_two_way_vectors(vector):
 def test_three_way_is_the_polar_integral(raw, budget):
     q = np.array(raw) / sum(raw)
     calibration = calibrate(q, budget)
-    law, polar = token_channel(calibration), three_way_token_law(noise_covariance(calibration))
-    np.testing.assert_allclose(law, polar, rtol=1e-9, atol=1e-13)
-    np.testing.assert_allclose(law.sum(axis=1), 1.0, rtol=1e-15)
+    channel, polar = token_channel(calibration), three_way_token_law(noise_covariance(calibration))
+    np.testing.assert_allclose(channel, polar, rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(channel.sum(axis=1), 1.0, rtol=1e-15)
 
 
 @pytest.mark.parametrize("light", [1e-6, 1e-12, 0.0])
@@ -67,7 +67,7 @@ def test_three_way_is_the_polar_integral(raw, budget):
 def test_three_way_with_a_light_token_by_integration_along_one_variable(light, budget):
     """Nearly collinear differences: P(R_y wins) = ∫ φ(x) P(the second difference is positive | x) dx, adaptively."""
     calibration = calibrate(np.array([0.55, 0.45 - light, light]), budget)
-    law, covariance = token_channel(calibration), noise_covariance(calibration)
+    channel, covariance = token_channel(calibration), noise_covariance(calibration)
     for token in range(3):
         first, second = (d for d in range(3) if d != token)
         rows = np.eye(3)[token] - np.eye(3)[[first, second]]
@@ -83,7 +83,7 @@ def test_three_way_with_a_light_token_by_integration_along_one_variable(light, b
             turn, width = -mean2 * math.sqrt(v1) / v12, rest * math.sqrt(v1) / abs(v12)
             edges = np.clip([low, turn - 9 * width, turn, turn + 9 * width, 12.0], low, 12.0)
             expected = sum(quad(integrand, *edge)[0] for edge in pairwise(edges))
-            assert law[vote, token] == pytest.approx(expected, abs=1e-8)
+            assert channel[vote, token] == pytest.approx(expected, abs=1e-8)
 
 
 @pytest.mark.parametrize("budget", [PAPER_BUDGET, 2.0**-20])
@@ -103,14 +103,14 @@ def test_the_token_carries_less_than_the_vector(budget):
 def _by_orthants(calibration):
     """The channel by scipy's integrator of multivariate normal probabilities, which shares no point between rows."""
     size, covariance = calibration.num_active, noise_covariance(calibration)
-    law = np.empty((size, size))
+    channel = np.empty((size, size))
     for token in range(size):
         rows = np.eye(size)[token] - np.delete(np.eye(size), token, axis=0)
         normal = stats.multivariate_normal(
             cov=rows @ covariance @ rows.T, allow_singular=True, abseps=2e-5, releps=2e-5, maxpts=100_000, seed=1
         )
-        law[:, token] = [normal.cdf(rows @ np.eye(size)[vote]) for vote in range(size)]
-    return law
+        channel[:, token] = [normal.cdf(rows @ np.eye(size)[vote]) for vote in range(size)]
+    return channel
 
 
 @pytest.mark.parametrize("num_active", [4, 5, 6])
@@ -126,12 +126,12 @@ def test_more_tokens_against_the_mechanisms_draws(num_active, budget):
     """200,000 noisy vectors; a bound of 6 standard deviations and the stated error."""
     q = SPREAD[num_active]
     calibration = calibrate(q, budget)
-    law = token_channel(calibration)
+    channel = token_channel(calibration)
     normals = np.random.default_rng(3).standard_normal((200_000, num_active - 1))
     noise = (normals * np.sqrt(calibration.noise_variances)) @ calibration.directions.T
     for vote in (int(q.argmin()), int(q.argmax())):
         drawn = np.bincount((np.eye(num_active)[vote] + noise).argmax(axis=1), minlength=num_active) / normals.shape[0]
-        assert (np.abs(law[vote] - drawn) < 6 * np.sqrt(drawn * (1 - drawn) / normals.shape[0]) + 2e-3).all()
+        assert (np.abs(channel[vote] - drawn) < 6 * np.sqrt(drawn * (1 - drawn) / normals.shape[0]) + 2e-3).all()
 
 
 def _with_more_points(monkeypatch, calibration, num_points):
@@ -148,22 +148,22 @@ def _with_more_points(monkeypatch, calibration, num_points):
 def test_the_stated_errors_against_more_points(monkeypatch, num_active, budget, entries, log_ratios):
     q = SPREAD[num_active]
     calibration = calibrate(q, budget)
-    law, finer = (
+    channel, finer = (
         token_channel(calibration),
         _with_more_points(monkeypatch, calibration, 1 << (15 if num_active < 12 else 13)),
     )
-    assert np.abs(law - finer).max() < entries
-    assert _relative(_log_ratios(law, q), _log_ratios(finer, q)) < log_ratios
+    assert np.abs(channel - finer).max() < entries
+    assert _relative(_log_ratios(channel, q), _log_ratios(finer, q)) < log_ratios
 
 
 def test_the_stated_errors_of_weighted_draws(monkeypatch):
     q = SPREAD[20]
     calibration = calibrate(q, PAPER_BUDGET)
-    law, finer = token_channel(calibration), _with_more_points(monkeypatch, calibration, 1 << 11)
-    assert np.abs(law - finer).max() < 2e-3
-    weight = np.sqrt(q[:, None] * law)
-    assert _relative(weight * _log_ratios(law, q), weight * _log_ratios(finer, q)) < 0.03
-    assert channel_information(law, q) == pytest.approx(channel_information(finer, q), rel=0.02)
+    channel, finer = token_channel(calibration), _with_more_points(monkeypatch, calibration, 1 << 11)
+    assert np.abs(channel - finer).max() < 2e-3
+    weight = np.sqrt(q[:, None] * channel)
+    assert _relative(weight * _log_ratios(channel, q), weight * _log_ratios(finer, q)) < 0.03
+    assert channel_information(channel, q) == pytest.approx(channel_information(finer, q), rel=0.02)
 
 
 def test_an_independent_integral_of_what_four_tokens_tell_at_the_papers_budget():
@@ -173,10 +173,10 @@ def test_an_independent_integral_of_what_four_tokens_tell_at_the_papers_budget()
     deviation = math.sqrt(noise_covariance(calibration)[0, 0] / 0.75)
     # Noise symmetric over tokens is that of independent normals, less their mean.
     slope = quad(lambda x: 3 * stats.norm.pdf(x) ** 2 * stats.norm.cdf(x) ** 2, -12, 12)[0]
-    law = token_channel(calibration)
-    np.testing.assert_allclose(np.diag(law) - 0.25, slope / deviation, rtol=1e-3)
+    channel = token_channel(calibration)
+    np.testing.assert_allclose(np.diag(channel) - 0.25, slope / deviation, rtol=1e-3)
     gap = 4 / 3 * slope / deviation
-    assert channel_information(law, q) == pytest.approx(0.5 * (gap**2 * 3), rel=2e-3)
+    assert channel_information(channel, q) == pytest.approx(0.5 * (gap**2 * 3), rel=2e-3)
 
 
 @settings(max_examples=20, deadline=None)
@@ -185,18 +185,18 @@ def test_renaming_tokens_renames_rows_and_columns(order, raw, three):
     q = np.array(raw[:3] if three else raw)
     order = [position for position in order if position < q.size]
     q /= q.sum()
-    law, renamed = token_channel(calibrate(q, 0.1)), token_channel(calibrate(q[order], 0.1))
-    np.testing.assert_allclose(renamed, law[np.ix_(order, order)], atol=1e-12 if three else 4e-4)
+    channel, renamed = token_channel(calibrate(q, 0.1)), token_channel(calibrate(q[order], 0.1))
+    np.testing.assert_allclose(renamed, channel[np.ix_(order, order)], atol=1e-12 if three else 4e-4)
 
 
 @pytest.mark.parametrize("q", [[1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0, 0.0], [1 - 1e-9, 1e-9]])
 @pytest.mark.parametrize("budget", [2.0**-128, PAPER_BUDGET, 2.0**-4, 8.0])
-def test_laws_stay_laws_at_the_edges(q, budget):
+def test_channels_stay_channels_at_the_edges(q, budget):
     for calibration in (calibrate(np.array(q), budget), MixtureMechanism(budget).calibrate(np.array(q))):
-        law = token_channel(calibration)
-        assert (law >= 0.0).all()
-        np.testing.assert_allclose(law.sum(axis=1), 1.0, rtol=1e-12)
-        assert 0.0 <= channel_information(law, calibration.vote_weights) <= budget * (1 + 1e-6) + 1e-30
+        channel = token_channel(calibration)
+        assert (channel >= 0.0).all()
+        np.testing.assert_allclose(channel.sum(axis=1), 1.0, rtol=1e-12)
+        assert 0.0 <= channel_information(channel, calibration.vote_weights) <= budget * (1 + 1e-6) + 1e-30
 
 
 @settings(max_examples=60, deadline=None)
@@ -204,26 +204,28 @@ def test_laws_stay_laws_at_the_edges(q, budget):
 def test_the_mixtures_channel_is_its_definition_and_its_information_the_budget(raw, budget):
     q = np.array(raw) / sum(raw)
     calibration = MixtureMechanism(budget).calibrate(q)
-    law = token_channel(calibration)
-    np.testing.assert_allclose(law, mixture_law(q, calibration.keep_probability), rtol=1e-14)
+    channel = token_channel(calibration)
+    np.testing.assert_allclose(channel, mixture_law(q, calibration.keep_probability), rtol=1e-14)
     exact = float(mixture_information(q, calibration.keep_probability))
-    assert channel_information(law, q) == pytest.approx(exact, rel=1e-6)
+    assert channel_information(channel, q) == pytest.approx(exact, rel=1e-6)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(2, 5), st.floats(0.0, 1.0), st.integers(0, 2**32))
 def test_information_of_a_channel_is_its_textbook_sum(size, sharpness, seed):
     generator = np.random.default_rng(seed)
-    law = (1 - sharpness) * generator.dirichlet(np.ones(size)) + sharpness * generator.dirichlet(np.ones(size), size)
+    channel = (1 - sharpness) * generator.dirichlet(np.ones(size)) + sharpness * generator.dirichlet(
+        np.ones(size), size
+    )
     q = generator.dirichlet(np.ones(size))
-    assume(law.min() > 1e-12)
-    joint = q[:, None] * law
-    expected = float((joint * np.log(law / (q @ law))).sum())
-    assert channel_information(law, q) == pytest.approx(expected, rel=1e-9, abs=1e-14)
-    assert channel_information(law, q) == pytest.approx(token_information(q, law), rel=1e-6, abs=1e-14)
+    assume(channel.min() > 1e-12)
+    joint = q[:, None] * channel
+    expected = float((joint * np.log(channel / (q @ channel))).sum())
+    assert channel_information(channel, q) == pytest.approx(expected, rel=1e-9, abs=1e-14)
+    assert channel_information(channel, q) == pytest.approx(token_information(q, channel), rel=1e-6, abs=1e-14)
 
 
-def test_two_way_is_the_oracles_law():
+def test_two_way_is_the_oracles_channel():
     for q, budget in (([0.3, 0.7], 1.0), ([1e-6, 1 - 1e-6], 2.0**-20)):
         calibration = calibrate(np.array(q), budget)
         np.testing.assert_allclose(
@@ -232,7 +234,7 @@ def test_two_way_is_the_oracles_law():
 
 
 @pytest.mark.parametrize(
-    ("law", "q"),
+    ("channel", "q"),
     [
         (np.eye(3), [0.5, 0.5]),
         (np.full((2, 2), 0.6), [0.5, 0.5]),
@@ -241,9 +243,9 @@ def test_two_way_is_the_oracles_law():
         (np.eye(2), [0.5, 0.6]),
     ],
 )
-def test_what_is_no_channel_is_refused(law, q):
+def test_what_is_no_channel_is_refused(channel, q):
     with pytest.raises(InvalidValueError):
-        channel_information(law, np.array(q))
+        channel_information(channel, np.array(q))
 
 
 @pytest.mark.parametrize("budget", [2.0**-20, 2.0**-4])
@@ -255,7 +257,7 @@ def test_one_tokens_column_tells_votes_apart_as_the_whole_channel_does(size, bud
         for token in range(size):
             column = released_token_likelihood(calibration, token)
             np.testing.assert_allclose(column, channel[:, token], rtol=1e-3, atol=2e-4)
-            ratios, expected = (np.log(law / law[token]) for law in (column, channel[:, token]))
+            ratios, expected = (np.log(rows / rows[token]) for rows in (column, channel[:, token]))
             assert np.abs(ratios - expected).max() <= 0.01 * np.abs(expected).max()
 
 

@@ -87,19 +87,19 @@ def test_the_best_settings_on_held_out_positions_are_selected_the_first_among_eq
         selected([], lambda _: 0.0)
 
 
-def release(scores_MK, target, law, budget, num_draws=4000):
-    mechanism, generator = batch_mechanism(law, budget), np.random.default_rng(5)
+def release(scores_MK, target, release_mechanism, budget, num_draws=4000):
+    mechanism, generator = batch_mechanism(release_mechanism, budget), np.random.default_rng(5)
     return pac_probability(scores_MK, target, mechanism, generator, SeededNoise(6), num_draws)
 
 
-def test_worlds_that_agree_release_their_own_law():
+def test_worlds_that_agree_release_their_own_distribution():
     scores_K = np.log([0.5, 0.3, 0.2])
-    for law in ReleaseMechanism:
-        share = release(np.tile(scores_K, (4, 1)), 1, law, 2.0**-32, num_draws=20)
+    for mechanism in ReleaseMechanism:
+        share = release(np.tile(scores_K, (4, 1)), 1, mechanism, 2.0**-32, num_draws=20)
         assert share == pytest.approx(0.3, rel=1e-12)
 
 
-def test_the_mixture_release_has_the_noiseless_law():
+def test_the_mixture_release_has_the_noiseless_distribution():
     scores_MK = np.log(distributions(6, 4, 7, spread=2.0))
     expected = float(np.exp(scores_MK)[:, 2].mean())
     assert noiseless_probability(scores_MK + 3.0, 2) == pytest.approx(expected, rel=1e-12)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from experiments.studies.matched_dpsgd import match_privacy, membership_success
+from experiments.studies.matched_dpsgd import dpsgd_success, match_privacy
 from reticent.errors import InvalidValueError
 from reticent.training.private_training import calibrate
 from reticent.training.single_settings import SingleTrainingSettings
@@ -14,14 +14,14 @@ from reticent.training.single_settings import SingleTrainingSettings
 def test_without_sampling_success_is_that_of_a_likelihood_ratio_test(multiplier, steps):
     """T Gaussian releases are one of mean √T/σ: the best test at even odds is right Φ(√T / 2σ) of the time."""
     exact = norm.cdf(np.sqrt(steps) / (2 * multiplier))
-    found = membership_success(multiplier, 1.0, steps)
+    found = dpsgd_success(multiplier, 1.0, steps)
     assert exact <= found + 1e-9
     assert found == pytest.approx(exact, rel=2e-3)
 
 
 def test_one_sampled_step_hides_behind_its_sampling():
     """TV between (1 − q) N(0) + q N(1) and N(0) is q times that without sampling."""
-    whole, sampled = (membership_success(1.0, rate, 1) - 0.5 for rate in (1.0, 0.1))
+    whole, sampled = (dpsgd_success(1.0, rate, 1) - 0.5 for rate in (1.0, 0.1))
     assert sampled == pytest.approx(0.1 * whole, rel=0.02)
 
 
@@ -33,7 +33,7 @@ def test_training_lands_on_no_less_noise_than_the_target_needs(target):
     trained = calibrate(40, training, matched.privacy)
     assert (trained.sample_rate, trained.num_steps) == (0.2, 10)
     assert trained.noise_multiplier >= matched.noise_multiplier * (1 - 1e-12)
-    assert membership_success(trained.noise_multiplier, 0.2, 10) <= target
+    assert dpsgd_success(trained.noise_multiplier, 0.2, 10) <= target
 
 
 def test_a_target_near_one_still_gets_some_noise():

@@ -108,13 +108,13 @@ def test_experts_take_part_independently_and_at_most_once():
     generator = np.random.default_rng(3)
     counts = np.zeros(9)
     for _ in range(4000):
-        law = token_distribution(experts, public, settings, generator)
-        raised = law > law.min() + 1e-12
+        mixed = token_distribution(experts, public, settings, generator)
+        raised = mixed > mixed.min() + 1e-12
         taking_part = int(raised.sum()) if raised.any() else 0
         counts[taking_part] += 1
         if taking_part:
             # All that take part count alike.
-            assert np.ptp(law[raised]) < 1e-12
+            assert np.ptp(mixed[raised]) < 1e-12
     expected = 4000 * np.array([float(mpmath.binomial(8, k)) * 0.25**k * 0.75 ** (8 - k) for k in range(9)])
     assert ((counts - expected) ** 2 / expected.clip(1))[:6].sum() < 30
 

@@ -47,9 +47,9 @@ def engine(model):
     return Engine(decoder, adapters(decoder, WORLDS, 1))
 
 
-@pytest.mark.parametrize("law", ReleaseMechanism)
-def test_texts_in_lockstep_are_those_of_the_token_loop(engine, law):
-    decoding = replace(DECODING, release_mechanism=law)
+@pytest.mark.parametrize("mechanism", ReleaseMechanism)
+def test_texts_in_lockstep_are_those_of_the_token_loop(engine, mechanism):
+    decoding = replace(DECODING, release_mechanism=mechanism)
     found = free_texts(
         engine, PROMPTS, 10, decoding, [ByCurator(decoding, WORLDS, SeededNoise(i)) for i in range(3)], 7
     )
@@ -100,8 +100,8 @@ def quality(model, engine):
 def test_every_method_has_a_row(quality):
     _, told, found = quality
     methods = ["human", "public-greedy", "public", "full-data", "noiseless", "plurality", "fresh-world"]
-    laws = [(law.value, budget) for law in ReleaseMechanism for budget in (2.0**8, 2.0**-32)]
-    assert [(row.method, row.step_budget) for row in found.rows] == [(m, None) for m in methods] + laws
+    mechanisms = [(mechanism.value, budget) for mechanism in ReleaseMechanism for budget in (2.0**8, 2.0**-32)]
+    assert [(row.method, row.step_budget) for row in found.rows] == [(m, None) for m in methods] + mechanisms
     assert len(told) == len(found.rows) - 1
     assert found.row("human").dissent is None
     assert found.row("full-data").dissent is None

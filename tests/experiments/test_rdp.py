@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.pmixed_oracle import renyi_divergence
 from experiments.studies.pmixed import PMixedSettings, mixed_distribution, mixing_weights, projection_orders
-from experiments.studies.pmixed_calibration import Reading, calibrated, membership_success
+from experiments.studies.pmixed_calibration import Reading, calibrated, pmixed_success
 from experiments.studies.rdp import (
     mixed_rdp,
     published_step_rdp,
@@ -23,14 +23,14 @@ def softmax(logits):
     return powers / powers.sum(-1, keepdims=True)
 
 
-def sampled_law(experts, public, rate, weights):
-    """The exact law of a token: a sum over every set of experts that may take part."""
-    law = np.zeros_like(public)
+def sampled_distribution(experts, public, rate, weights):
+    """The exact distribution of a token: a sum over every set of experts that may take part."""
+    mixed = np.zeros_like(public)
     for chosen in itertools.product([False, True], repeat=len(experts)):
         rows = np.flatnonzero(chosen)
         probability = rate ** len(rows) * (1 - rate) ** (len(experts) - len(rows))
-        law += probability * mixed_distribution(experts[rows], public, weights[rows])
-    return law
+        mixed += probability * mixed_distribution(experts[rows], public, weights[rows])
+    return mixed
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
@@ -44,8 +44,8 @@ def test_step_bounds_the_exact_divergence_between_neighbours(rate, beta):
         experts = softmax(np.log(public) + generator.normal(size=(num_shards + 1, 6)) * generator.choice([0.5, 3.0]))
         weights = mixing_weights(experts, public, beta, projection_orders(max_order))
         here, there = np.arange(num_shards), np.r_[np.arange(num_shards - 1), num_shards]
-        p = sampled_law(experts[here], public, rate, weights[here])
-        q = sampled_law(experts[there], public, rate, weights[there])
+        p = sampled_distribution(experts[here], public, rate, weights[here])
+        q = sampled_distribution(experts[there], public, rate, weights[there])
         for order in range(2, max_order + 1):
             bound = step_rdp(order, num_shards, rate, beta)
             assert max(renyi_divergence(p, q, order), renyi_divergence(q, p, order)) <= bound * (1 + 1e-9)
@@ -111,15 +111,15 @@ def test_tight_success_inverts_the_divergence(order, bound):
 def test_calibration_ends_just_below_the_target(reading, num_tokens):
     settings = calibrated(16, 0.5, 16, num_tokens, 0.9, reading)
     assert settings.beta > 0
-    reached = membership_success(settings, num_tokens, reading)
+    reached = pmixed_success(settings, num_tokens, reading)
     assert 0.899 < reached <= 0.9
     beyond = PMixedSettings(16, 0.5, 16, settings.beta * 1.01)
-    assert membership_success(beyond, num_tokens, reading) > 0.9
+    assert pmixed_success(beyond, num_tokens, reading) > 0.9
 
 
 def test_readings_are_ordered():
     settings = PMixedSettings(16, 1.0, 16, 0.003)
-    tight, rigorous = (membership_success(settings, 100, r) for r in (Reading.TIGHT, Reading.RIGOROUS))
+    tight, rigorous = (pmixed_success(settings, 100, r) for r in (Reading.TIGHT, Reading.RIGOROUS))
     assert tight < rigorous
 
 

@@ -46,20 +46,20 @@ def rows(candidates):
 
 def test_every_protection_has_a_row(rows):
     controls = ["plurality", "fresh-world", "request-world"]
-    laws = [(law, budget) for law in ("gaussian", "mixture") for budget in (LARGE, TINY)]
-    assert list(rows) == [(m, None) for m in ("public", "full-data", "noiseless", *controls)] + laws
+    mechanisms = [(mechanism, budget) for mechanism in ("gaussian", "mixture") for budget in (LARGE, TINY)]
+    assert list(rows) == [(m, None) for m in ("public", "full-data", "noiseless", *controls)] + mechanisms
 
 
 def test_unprotected_tokens_name_the_realised_world(rows):
     assert rows["noiseless", None].tokens.estimate.value > 0.99
-    for law in ("gaussian", "mixture"):
-        assert rows[law, LARGE].curator.estimate.value > 0.95
-        assert rows[law, LARGE].tokens.estimate.value > 0.9
+    for mechanism in ("gaussian", "mixture"):
+        assert rows[mechanism, LARGE].curator.estimate.value > 0.95
+        assert rows[mechanism, LARGE].tokens.estimate.value > 0.9
 
 
 def test_a_small_budget_and_the_controls_hide_it(rows):
-    for law in ("gaussian", "mixture"):
-        row = rows[law, TINY]
+    for mechanism in ("gaussian", "mixture"):
+        row = rows[mechanism, TINY]
         assert row.bound == attack_success(TINY * RECORDS * LENGTH, 0.5)
         assert row.bounded_secret == 1
         for cell in (row.curator, row.tokens):

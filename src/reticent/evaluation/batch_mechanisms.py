@@ -46,13 +46,13 @@ class BatchMechanism(Protocol):
         ...
 
 
-def batch_mechanism(law: ReleaseMechanism, step_budget: float) -> BatchMechanism:
-    """The mechanism of a law at a step budget in nats.
+def batch_mechanism(mechanism: ReleaseMechanism, step_budget: float) -> BatchMechanism:
+    """Return the batched form of a release mechanism at a step budget in nats.
 
     Raises:
         InvalidValueError: the budget is out of range.
     """
-    return MixtureBatch(step_budget) if law is ReleaseMechanism.MIXTURE else GaussianBatch(step_budget)
+    return MixtureBatch(step_budget) if mechanism is ReleaseMechanism.MIXTURE else GaussianBatch(step_budget)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ What they do not protect is what the calibrated release does not protect either:
 worlds have learnt. So they show how much of a mechanism's utility, or of its measured safety, is owed to its guarantee
 on S, and how much would be there without (docs/guarantee.md).
 
-| control | law of one token, after a given text | law of a whole answer |
+| control | distribution of one token, after a given text | distribution of a whole answer |
 |---|---|---|
 | plurality | the most frequent vote | no world's own |
 | fresh world | the shares of the votes: that of a noiseless world drawn from the prior | no world's own |
 | request world | the same | exactly that of a noiseless world drawn from the prior |
 
 A noiseless world's own text tells which worlds may have written it, and its next token follows *their* shares; so the
-laws of the second line differ over an answer, though not under teacher forcing.
+distributions of the second line differ over an answer, though not under teacher forcing.
 
 J needs no secrecy, so a seedable generator serves; it is an argument.
 
@@ -84,8 +84,8 @@ def plurality(votes_NM: NDArray[np.integer]) -> NDArray[np.int64]:
 def fresh_world_draw(votes_NM: NDArray[np.integer], generator: np.random.Generator) -> NDArray[np.int64]:
     """Return at each position the vote of a world J drawn afresh, uniformly over all worlds, int64[N].
 
-    I(S; Y) = 0: J is drawn independently of S. J has the law of S, so that under teacher forcing each token has exactly
-    the law and the accuracy of a noiseless release.
+    I(S; Y) = 0: J is drawn independently of S. J is distributed as S, so that under teacher forcing each token has
+    exactly the distribution and the accuracy of a noiseless release.
 
     Raises:
         InvalidValueError: votes that are not a table of token ids.
@@ -100,8 +100,8 @@ def request_world_draw(
 ) -> NDArray[np.int64]:
     """Return at each position the vote of a world J drawn once for its request, uniformly, int64[N].
 
-    I(S; Y) = 0: J is drawn independently of S. A whole answer has exactly the law of a noiseless world's answer. It may
-    reveal which world J was, and so which records formed that answer: that is no secret about S.
+    I(S; Y) = 0: J is drawn independently of S. A whole answer has exactly the distribution of a noiseless world's
+    answer. It may reveal which world J was, and so which records formed that answer: that is no secret about S.
 
     Args:
         votes_NM: each world's token at each position.

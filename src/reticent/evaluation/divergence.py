@@ -10,7 +10,7 @@ _SERIES_ORDER = 9
 def phi(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """φ(x) for x ≥ −1; by its series Σ_{n≥2} (−x)ⁿ / (n(n − 1)) near 0, where the closed form cancels.
 
-    For laws P = (1 + x) Q it is KL(P ‖ Q) = Σ Q φ(x), each term non-negative.
+    For distributions P = (1 + x) Q it is KL(P ‖ Q) = Σ Q φ(x), each term non-negative.
     """
     near = np.abs(x) < _SERIES_BELOW
     small = np.where(near, x, 0.0)

@@ -1,4 +1,4 @@
-"""Sampling fidelity: how far a decoder's law of tokens is from the noiseless mixture of the worlds.
+"""Sampling fidelity: the distance of a decoder's token distribution from the noiseless mixture of the worlds.
 
 The mixture is p̄ = (1/m) Σ_j p_j over the candidates, and the measure the total variation ½ Σ_c |P(Y = c) − p̄_c|, P
 being over coins, S and noise, by simulation at the positions whose logits were kept. Under fixed coins the expected
@@ -34,7 +34,7 @@ TokensOfVotes = Callable[[NDArray[np.int64]], Draws]
 
 
 class FidelityRow(FiniteModel):
-    """One decoder's mean total variation to the noiseless mixture; `step_budget` in nats for a release law."""
+    """One decoder's mean total variation to the noiseless mixture; `step_budget` in nats for a release mechanism."""
 
     method: str
     step_budget: float | None = None
@@ -63,7 +63,7 @@ def fidelity(
     Args:
         tensor: votes with logits.
         temperature: of the Gumbel decoder, as the votes were cast.
-        budgets: b in nats, for each release law.
+        budgets: b in nats, for each release mechanism.
         num_draws: draws of coins at each position.
         max_positions: use at most so many of the positions with logits, spread evenly.
         seed: of all draws.
@@ -84,9 +84,9 @@ def fidelity(
         (Control.FRESH_WORLD.value, None): lambda votes_QM: fresh_world_draw(votes_QM, generator),
     }
     noise = SeededNoise(seed)
-    for law in ReleaseMechanism:
+    for mechanism in ReleaseMechanism:
         for budget in sorted(budgets, reverse=True):
-            methods[(law.value, budget)] = _releasing(batch_mechanism(law, budget), noise, generator)
+            methods[(mechanism.value, budget)] = _releasing(batch_mechanism(mechanism, budget), noise, generator)
     distances: dict[tuple[str, float | None], list[float]] = {method: [] for method in methods}
     for index in chosen_F:
         scores_MK = tensor.logits_FMK[index].astype(np.float64) / temperature
@@ -104,10 +104,10 @@ def fidelity(
     return Fidelity(rows=rows, temperature=temperature, num_positions=positions_F.size, num_draws=num_draws)
 
 
-def total_variation(tokens_Q: Draws, law_K: NDArray[np.float64]) -> float:
-    """½ Σ |empirical law − law| over K tokens."""
-    empirical_K = np.bincount(tokens_Q, minlength=law_K.size) / tokens_Q.size
-    return 0.5 * float(np.abs(empirical_K - law_K).sum())
+def total_variation(tokens_Q: Draws, distribution_K: NDArray[np.float64]) -> float:
+    """½ Σ |empirical − distribution| over K tokens."""
+    empirical_K = np.bincount(tokens_Q, minlength=distribution_K.size) / tokens_Q.size
+    return 0.5 * float(np.abs(empirical_K - distribution_K).sum())
 
 
 def _coupled_votes(scores_MK: NDArray[np.float64], num_draws: int, generator: np.random.Generator) -> Draws:

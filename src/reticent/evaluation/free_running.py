@@ -41,7 +41,7 @@ def free_running_sessions(
     Args:
         ensemble: the public model and all worlds.
         prompts: token ids; each query takes one at random.
-        decoding: decoder, budget and release law.
+        decoding: decoder, budget and release mechanism.
         settings: how many sessions, queries and tokens; streams are of no use here.
 
     Raises:

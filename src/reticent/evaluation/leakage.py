@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
 
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
@@ -30,8 +31,10 @@ class Leakage(FiniteModel):
         dissent: share of steps on which worlds differed.
     """
 
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
     decoder: Decoder
-    law: ReleaseMechanism
+    mechanism: ReleaseMechanism = Field(alias="law")
     step_budget: float
     num_tokens: int
     num_sessions: int
@@ -41,12 +44,12 @@ class Leakage(FiniteModel):
     dissent: Mean
 
 
-def leakage(outcomes: SessionOutcomes, decoder: Decoder, law: ReleaseMechanism) -> Leakage:
+def leakage(outcomes: SessionOutcomes, decoder: Decoder, mechanism: ReleaseMechanism) -> Leakage:
     """Estimate the leakage of simulated deployments."""
     nats_R = refinement_nats(outcomes.log_weights_RM)
     return Leakage(
         decoder=decoder,
-        law=law,
+        mechanism=mechanism,
         step_budget=outcomes.step_budget,
         num_tokens=outcomes.num_tokens,
         num_sessions=len(nats_R),

@@ -69,7 +69,7 @@ class EvaluateRequest:
         test: texts outside its corpus; text_key, limit: how to read them.
         out: folder for votes and report.
         corpus: the run's corpus, to look for near-duplicates.
-        studies, decoders, laws, budgets: what is measured; budgets in nats a token.
+        studies, decoders, mechanisms, budgets: what is measured; budgets in nats a token.
         votes: how votes are cast. sessions: of composition and leakage.
         num_draws: secrets and noise draws of utility.
         seed: of every simulation. max_tokens: cut texts; as trained unless given.
@@ -84,7 +84,7 @@ class EvaluateRequest:
     limit: int | None = None
     studies: tuple[Study, ...] = tuple(Study)
     decoders: tuple[Decoder, ...] = tuple(Decoder)
-    laws: tuple[ReleaseMechanism, ...] = tuple(ReleaseMechanism)
+    mechanisms: tuple[ReleaseMechanism, ...] = tuple(ReleaseMechanism)
     budgets: tuple[float, ...] = BUDGETS
     votes: VoteSettings = field(default_factory=VoteSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
@@ -98,7 +98,7 @@ class EvaluateRequest:
     @property
     def utility(self) -> UtilitySettings:
         """The settings of the utility study; checks budgets and draws."""
-        return UtilitySettings(self.budgets, self.laws, self.num_draws, self.seed)
+        return UtilitySettings(self.budgets, self.mechanisms, self.num_draws, self.seed)
 
 
 class Evaluation(FiniteModel):
@@ -245,11 +245,11 @@ def _sessions(request: EvaluateRequest, run: RunDirectory, tensor: VoteTensor) -
     longest = int(np.diff(tensor.offsets).max())
     sessions = replace(request.sessions, tokens_per_query=min(request.sessions.tokens_per_query, longest))
     for decoder in request.decoders:
-        for law in request.laws:
+        for mechanism in request.mechanisms:
             for budget in sorted(request.budgets, reverse=True):
-                outcomes = simulate_sessions(tensor, decoder, law, budget, sessions)
-                compositions.append(composition(outcomes, decoder, law, members_UM, request.seed))
-                leaks.append(leakage(outcomes, decoder, law))
+                outcomes = simulate_sessions(tensor, decoder, mechanism, budget, sessions)
+                compositions.append(composition(outcomes, decoder, mechanism, members_UM, request.seed))
+                leaks.append(leakage(outcomes, decoder, mechanism))
     wanted = {Study.COMPOSITION: tuple(compositions), Study.LEAKAGE: tuple(leaks)}
     return {study.value: rows for study, rows in wanted.items() if study in request.studies}
 
@@ -271,7 +271,7 @@ def _settings_record(request: EvaluateRequest, max_tokens: int) -> dict[str, Any
     return {
         "budgets": list(request.budgets),
         "decoders": [decoder.value for decoder in request.decoders],
-        "laws": [law.value for law in request.laws],
+        "laws": [mechanism.value for mechanism in request.mechanisms],
         "votes": request.votes.model_dump(mode="json"),
         "sessions": vars(request.sessions),
         "draws": request.num_draws,

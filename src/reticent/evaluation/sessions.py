@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
 
 from reticent import _validate
 from reticent._settings import FiniteModel
@@ -100,8 +101,10 @@ class Composition(FiniteModel):
         membership_prior, membership_bound: None without membership: no prior is known.
     """
 
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
     decoder: Decoder
-    law: ReleaseMechanism
+    mechanism: ReleaseMechanism = Field(alias="law")
     step_budget: float
     num_tokens: int
     num_sessions: int
@@ -116,7 +119,7 @@ class Composition(FiniteModel):
 
 
 def simulate_sessions(
-    tensor: VoteTensor, decoder: Decoder, law: ReleaseMechanism, step_budget: float, settings: SessionSettings
+    tensor: VoteTensor, decoder: Decoder, mechanism: ReleaseMechanism, step_budget: float, settings: SessionSettings
 ) -> SessionOutcomes:
     """Run deployments on a vote tensor, many at once.
 
@@ -131,7 +134,7 @@ def simulate_sessions(
         positions_T = query_positions(tensor.spans, settings.num_queries, settings.tokens_per_query, generator)
         noise = SeededNoise(int(generator.integers(2**62)))
         secrets_R = secret_indices(len(sessions), tensor.num_worlds, noise)
-        batch = SessionBatch(batch_mechanism(law, step_budget), secrets_R, tensor.num_worlds, noise)
+        batch = SessionBatch(batch_mechanism(mechanism, step_budget), secrets_R, tensor.num_worlds, noise)
         dissenting_T = positions_T[votes.dissent[positions_T]]
         for position in dissenting_T:
             batch.release(votes.worlds_NM[position].astype(np.int64))
@@ -181,7 +184,7 @@ def query_positions(
 def composition(
     outcomes: SessionOutcomes,
     decoder: Decoder,
-    law: ReleaseMechanism,
+    mechanism: ReleaseMechanism,
     members_UM: NDArray[np.bool_] | None,
     seed: int = 0,
 ) -> Composition:
@@ -190,18 +193,18 @@ def composition(
     Args:
         outcomes: of the sessions.
         decoder: how worlds voted.
-        law: how tokens were released.
+        mechanism: how tokens were released.
         members_UM: which unit is in which world, or None where it is not known.
         seed: of the coins that decide ties between worlds.
     """
     num_sessions, num_worlds = outcomes.log_weights_RM.shape
-    membership = None if members_UM is None else sample_mean(membership_success(outcomes, members_UM))
-    named = int(worlds_named(outcomes, np.random.default_rng(seed)).sum())
+    membership = None if members_UM is None else sample_mean(measured_half_success(outcomes, members_UM))
+    named = int(is_world_named(outcomes, np.random.default_rng(seed)).sum())
     low, high = clopper_pearson(named, num_sessions, CONFIDENCE)
     charge = outcomes.charge_nats
     return Composition(
         decoder=decoder,
-        law=law,
+        mechanism=mechanism,
         step_budget=outcomes.step_budget,
         num_tokens=outcomes.num_tokens,
         num_sessions=num_sessions,
@@ -216,7 +219,7 @@ def composition(
     )
 
 
-def membership_success(outcomes: SessionOutcomes, members_UM: NDArray[np.bool_]) -> NDArray[np.float64]:
+def measured_half_success(outcomes: SessionOutcomes, members_UM: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Share of units on whose membership each session's posterior decides rightly, float64[R]; a tie counts one half.
 
     Raises:
@@ -232,7 +235,7 @@ def membership_success(outcomes: SessionOutcomes, members_UM: NDArray[np.bool_])
     return success
 
 
-def worlds_named(outcomes: SessionOutcomes, generator: np.random.Generator) -> NDArray[np.bool_]:
+def is_world_named(outcomes: SessionOutcomes, generator: np.random.Generator) -> NDArray[np.bool_]:
     """True if the world of the largest posterior is the realised one, bool[R]; ties are drawn."""
     weights_RM = outcomes.log_weights_RM
     tied_RM = weights_RM >= weights_RM.max(axis=1, keepdims=True) - _TIE

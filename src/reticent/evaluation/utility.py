@@ -34,11 +34,11 @@ class UtilityRow(FiniteModel):
     """One way to choose tokens.
 
     Attributes:
-        method: `public`, `full-data`, `full-data-unrestricted`, `noiseless`, a control, or a release law.
-        step_budget: b in nats, for a release law.
+        method: `public`, `full-data`, `full-data-unrestricted`, `noiseless`, a control, or a release mechanism.
+        step_budget: b in nats, for a release mechanism.
         accuracy: share of positions with the text's own next token.
         kept: share of the fine-tuning gain; None where there is no gain, and for the two ends of the scale.
-        flips: share of dissenting positions whose token is not the realised world's vote; for a release law.
+        flips: share of dissenting positions whose token is not the realised world's vote; for a release mechanism.
     """
 
     method: str
@@ -53,11 +53,11 @@ class Utility(FiniteModel):
 
     Attributes:
         decoder: how worlds vote.
-        rows: baselines and controls first, then release laws by falling budget.
+        rows: baselines and controls first, then release mechanisms by falling budget.
         gain: noiseless accuracy less the public model's.
         unanimity: share of positions where all worlds agree.
         in_candidates: share of positions whose next token is among the candidates, a ceiling for every row.
-        num_sessions: secrets and noise draws behind each release law's row.
+        num_sessions: secrets and noise draws behind each release mechanism's row.
     """
 
     decoder: Decoder
@@ -68,7 +68,7 @@ class Utility(FiniteModel):
     num_sessions: int
 
     def row(self, method: str, step_budget: float | None = None) -> UtilityRow:
-        """The row of a method, at a budget for a release law."""
+        """The row of a method, at a budget for a release mechanism."""
         return next(row for row in self.rows if (row.method, row.step_budget) == (method, step_budget))
 
 
@@ -78,13 +78,13 @@ class UtilitySettings:
 
     Attributes:
         budgets: b in nats.
-        laws: the release laws.
+        mechanisms: the release mechanisms.
         num_sessions: secrets and noise draws for each budget; distinct worlds as far as they go.
         seed: of secrets, noise and the controls' draws.
     """
 
     budgets: Sequence[float] = BUDGETS
-    laws: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
+    mechanisms: Sequence[ReleaseMechanism] = tuple(ReleaseMechanism)
     num_sessions: int = 64
     seed: int = 0
 
@@ -108,8 +108,8 @@ def utility(tensor: VoteTensor, decoder: Decoder, settings: UtilitySettings | No
     generator = np.random.default_rng([settings.seed, 0])
     rows = [*_ends(tensor, decoder, scale), *_controls(tensor, decoder, settings.num_sessions, generator, scale)]
     rows += [
-        _released_row(tensor, decoder, law, budget, settings, scale)
-        for law in settings.laws
+        _released_row(tensor, decoder, mechanism, budget, settings, scale)
+        for mechanism in settings.mechanisms
         for budget in sorted(settings.budgets, reverse=True)
     ]
     in_candidates_N = (tensor.candidates_NK == tensor.targets_N[:, None]).any(axis=1)
@@ -184,17 +184,22 @@ def _controls(
 
 
 def _released_row(
-    tensor: VoteTensor, decoder: Decoder, law: ReleaseMechanism, budget: float, settings: UtilitySettings, scale: _Scale
+    tensor: VoteTensor,
+    decoder: Decoder,
+    mechanism: ReleaseMechanism,
+    budget: float,
+    settings: UtilitySettings,
+    scale: _Scale,
 ) -> UtilityRow:
     spans, dissent_N = tensor.spans, tensor.votes(decoder).dissent
     generator = np.random.default_rng([settings.seed, 1])
     secrets_R = _spread_secrets(settings.num_sessions, tensor.num_worlds, generator)
-    hits_N, flips_N = _release_all(tensor, decoder, law, budget, secrets_R, SeededNoise(settings.seed))
+    hits_N, flips_N = _release_all(tensor, decoder, mechanism, budget, secrets_R, SeededNoise(settings.seed))
     right_I = spans.sums(hits_N)
     noiseless_I = scale.worlds_IM[:, secrets_R].mean(axis=1)
     flips = ratio(spans.sums(flips_N), spans.sums(dissent_N)) if dissent_N.any() else None
     return UtilityRow(
-        method=law.value,
+        method=mechanism.value,
         step_budget=budget,
         accuracy=ratio(right_I, scale.sizes),
         kept=scale.kept(right_I, noiseless_I),
@@ -205,7 +210,7 @@ def _released_row(
 def _release_all(
     tensor: VoteTensor,
     decoder: Decoder,
-    law: ReleaseMechanism,
+    mechanism: ReleaseMechanism,
     budget: float,
     secrets_R: NDArray[np.int64],
     noise: SeededNoise,
@@ -214,7 +219,7 @@ def _release_all(
     votes = tensor.votes(decoder)
     hits_N = (votes.worlds_NM[:, 0] == tensor.targets_N).astype(np.float64)
     flips_N = np.zeros(tensor.num_positions)
-    sessions = SessionBatch(batch_mechanism(law, budget), secrets_R, tensor.num_worlds, noise)
+    sessions = SessionBatch(batch_mechanism(mechanism, budget), secrets_R, tensor.num_worlds, noise)
     for position in np.flatnonzero(votes.dissent):
         votes_M = votes.worlds_NM[position].astype(np.int64)
         released_R = sessions.release(votes_M)

@@ -99,7 +99,7 @@ def _utility_chart(result: Utility) -> LineChart:
     ]
     return LineChart(
         title=f"Accuracy against budget, {result.decoder.value} votes",
-        description="One line a release law with its interval; level lines for what has no budget.",
+        description="One line a release mechanism with its interval; level lines for what has no budget.",
         x_label="nats a token",
         y_label="next-token accuracy",
         x_scale="log",
@@ -157,7 +157,7 @@ def _fidelity_table(result: Fidelity) -> Table:
         columns=("Method", "Nats a token", "Total variation"),
         rows=tuple((row.method, budget_text(row.step_budget), cell(row.total_variation)) for row in result.rows),
         note=f"{result.num_draws} draws of coins at each of {result.num_positions:,} positions. The fresh-world draw "
-        f"has the mixture's own law; what it shows is the noise of so many draws. {_NOTE}",
+        f"has the mixture's own distribution; what it shows is the noise of that number of draws. {_NOTE}",
     )
 
 
@@ -172,7 +172,7 @@ def _composition_table(result: Evaluation) -> Table:
         ),
         rows=tuple(
             (
-                row.decoder.value, row.law.value, budget_text(row.step_budget), cell(row.membership),
+                row.decoder.value, row.mechanism.value, budget_text(row.step_budget), cell(row.membership),
                 "no prior known" if row.membership_bound is None else row.membership_bound, row.world, row.world_bound,
             )
             for row in result.composition
@@ -190,7 +190,7 @@ def _leakage_table(result: Evaluation) -> Table:
         columns=("Votes", "Law", "Nats a token", "Charge, nats", "Information, nats", "Share of charge", "Dissent"),
         rows=tuple(
             (
-                row.decoder.value, row.law.value, budget_text(row.step_budget), row.charge_nats,
+                row.decoder.value, row.mechanism.value, budget_text(row.step_budget), row.charge_nats,
                 row.information_nats.value, cell(row.share_of_charge), cell(row.dissent),
             )
             for row in result.leakage
