@@ -18,7 +18,7 @@ FULL = TextEvidence(
     text="a text",
     neighbour_means=np.array([-2.5, -3.5]),
     gradient_norm=0.25,
-    shadows=ShadowEvidence(np.array([-1.0, -1.5]), np.array([-2.0, -3.0]), (0.5, 0.5), np.array([-9.0, 9.0])),
+    shadows=ShadowEvidence(np.array([-1.0, -1.5]), np.array([-2.0, -3.0]), (0.5, 0.5), np.array([-9.0, 9.0]), 1.0),
     self_prompted=SelfPromptedEvidence(np.array([-2.5]), signals([-2.0, -2.0]), np.array([-2.0])),
     prefixed=signals([-2.0, -3.0, -4.0]),
 )
@@ -83,7 +83,7 @@ def test_more_score_means_more_likely_a_member_for_every_attack():
             reference=base,
             gradient_norm=norm,
             prefixed=signals(prefixed),
-            shadows=ShadowEvidence(np.array([-0.6]), np.array([-2.0]), (0.1, 0.1), np.log([0.3, 0.5, 1.2])),
+            shadows=ShadowEvidence(np.array([-0.6]), np.array([-2.0]), (0.1, 0.1), np.log([0.3, 0.5, 1.2]), 1.0),
         )
 
     member, nonmember = seen(learnt, 0.1, [-1.5, -1.6, -1.7]), seen(unlearnt, 2.0, [-1.9, -2.1, -2.6])

@@ -151,10 +151,16 @@ def test_rmia_offline_ratio_by_hand():
     assert math.exp(ratio) == pytest.approx(0.5 / 0.4596875, rel=1e-12)
 
 
+def test_rmia_with_the_base_alone_is_the_ratio_to_the_base():
+    assert log_probability_ratio(-2.0, np.array([-2.75])) == pytest.approx(0.75, rel=1e-12)
+    # Neither probability is a floating-point number; their ratio is.
+    assert log_probability_ratio(-900.0, np.array([-901.0])) == pytest.approx(1.0, rel=1e-12)
+
+
 def test_rmia_counts_the_texts_beaten_by_more_than_gamma():
     population = np.log([0.1, 0.4, 0.5, 1.0])
     assert rmia(math.log(1.0), population, gamma=2.0) == 0.5
-    assert rmia(math.log(1.0), population, gamma=1.0) == 0.75
+    assert rmia(math.log(1.0), population) == 0.75
     assert isinstance(rmia(0.0, np.empty(0)), Missing)
 
 

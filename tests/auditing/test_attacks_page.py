@@ -25,7 +25,7 @@ def test_every_attack_has_one_row_with_its_source():
         ("min-k", f"k = {min_k.DEFAULT_FRACTION}"),
         ("ez-mia", f"at least {ez_mia.MIN_ERROR_TOKENS} such tokens"),
         ("wbc", ", ".join(map(str, WINDOWS))),
-        ("rmia", f" = {rmia.GAMMA:g}, a = {rmia.OFFLINE_A}"),
+        ("rmia", f" = {rmia.GAMMA:g}, a tuned, or {rmia.UNSCALED_A:g}"),
     ],
 )
 def test_stated_settings_are_the_defaults(name, setting):

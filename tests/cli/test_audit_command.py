@@ -161,10 +161,12 @@ def test_a_world_of_a_run_has_the_other_worlds_as_shadows(capfd, place, tmp_path
     assert code == 0, err
     result = json.loads(shown)
     assert result["scoring"]["shadow models"] == "5, the other worlds of the run"
+    assert "tuned on 5 shadow models" in result["scoring"]["rmia"]
     counts = {attack["name"]: attack["num_members"] + attack["num_nonmembers"] for attack in result["attacks"]}
     assert counts == dict.fromkeys(("likelihood", "rmia", "lira", "gradient-norm"), 60)
     aucs = {attack["name"]: attack["auc"]["value"] for attack in result["attacks"]}
     assert aucs["lira"] > 0.7
+    assert aucs["rmia"] > aucs["likelihood"]
     with np.load(tmp_path / "run" / "membership.npz") as arrays:
         in_world = arrays["members"][arrays["unit_of_record"], 1]
         hashes = [bytes(row).hex() for row in arrays["record_hashes"]]

@@ -46,12 +46,14 @@ class ShadowEvidence:
         variances: pooled over texts, of `in_means` and of `out_means`, in nats²; None where each text has enough
             shadow models for its own.
         population_log_ratios: log(p_z / p̄_z) of the texts z that RMIA compares with, float64[texts].
+        offline_a: RMIA's scaling, with which these ratios were made.
     """
 
     in_means: NDArray[np.float64]
     out_means: NDArray[np.float64]
     variances: tuple[float, float] | None
     population_log_ratios: NDArray[np.float64]
+    offline_a: float
 
 
 @dataclass(frozen=True, eq=False)

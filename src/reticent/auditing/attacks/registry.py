@@ -82,7 +82,8 @@ def _rmia(evidence: TextEvidence) -> Score:
         return mean_logp
     if len(shadows.out_means) == 0:
         return Missing("every shadow model was trained on the text")
-    return rmia(log_probability_ratio(mean_logp, shadows.out_means), shadows.population_log_ratios)
+    log_ratio = log_probability_ratio(mean_logp, shadows.out_means, shadows.offline_a)
+    return rmia(log_ratio, shadows.population_log_ratios)
 
 
 def _lira(evidence: TextEvidence) -> Score:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from reticent.auditing.attacks.evidence import Missing, Need, SelfPromptedEvidence, ShadowEvidence, TextEvidence
+from reticent.auditing.attacks.rmia import GAMMA, OfflineScaling, tune_offline_scaling
 from reticent.auditing.inputs.cache import SignalCache, cached_signals
 from reticent.auditing.inputs.gradient_pass import cached_gradient_norms
 from reticent.auditing.inputs.neighbour_sources import BaseResampler, MaskedLm
@@ -159,7 +160,11 @@ class Gatherer:
         table = self._shadow_table()
         found.facts["shadow models"] = f"{table.num_models}, {table.source}"
         means = {key: float(s.logp.mean()) for key, s in self._target_signals(found).items()}
-        evidence: dict[str, ShadowEvidence | Missing] = shadow_evidence(table, means, self._nonmembers.hashes)
+        scaling = tune_offline_scaling(table.means_NK, table.members_NK)
+        found.facts["rmia"] = _describe_scaling(scaling)
+        evidence: dict[str, ShadowEvidence | Missing] = shadow_evidence(
+            table, means, self._nonmembers.hashes, scaling.a
+        )
         absent = Missing("the shadow models were not asked about the text")
         return {key: evidence.get(key, absent) for key in self._hashes}
 
@@ -297,6 +302,12 @@ def _signals_or_reasons(scorer: Scorer, table: ScoreTable) -> dict[str, TokenSig
     """Signals, or why there are none."""
     failures = scorer.failures if isinstance(scorer, RemoteScorer) else {}
     return {key: Missing(failures.get(key, _NOTHING_PREDICTED)) if s is None else s for key, s in table.items()}
+
+
+def _describe_scaling(scaling: OfflineScaling) -> str:
+    chosen = f"tuned on {scaling.num_models} shadow models, each attacked with the others as its references"
+    reason = chosen if scaling.num_models else "there being no model to tune it on"
+    return f"gamma = {GAMMA:g}, a = {scaling.a:g}: {reason}"
 
 
 def _dtype_name(scorer: ModelScorer) -> DTypeName:

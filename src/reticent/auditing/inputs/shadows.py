@@ -57,7 +57,7 @@ class ShadowTable:
 
 
 def shadow_evidence(
-    table: ShadowTable, target_means: Mapping[str, float], population: Sequence[str]
+    table: ShadowTable, target_means: Mapping[str, float], population: Sequence[str], offline_a: float
 ) -> dict[str, ShadowEvidence | Missing]:
     """Gather for each text what LiRA and RMIA need.
 
@@ -66,6 +66,7 @@ def shadow_evidence(
         target_means: mean ℓ of each text under the target, by hash, in nats per token; texts without a score absent.
         population: hashes of the texts that RMIA compares with: the non-members, whose ratio under the target is not
             raised by training.
+        offline_a: RMIA's scaling.
     """
     rows = {text: row for row, text in enumerate(table.hashes)}
     variances = _pooled_variances(table)
@@ -73,7 +74,7 @@ def shadow_evidence(
     for text in population:
         outside = _outside(table, rows[text]) if text in rows else np.empty(0)
         if text in target_means and len(outside):
-            ratios.append(log_probability_ratio(target_means[text], outside))
+            ratios.append(log_probability_ratio(target_means[text], outside, offline_a))
     population_log_ratios = np.asarray(ratios, dtype=np.float64)
     evidence: dict[str, ShadowEvidence | Missing] = {}
     for text, row in rows.items():
@@ -83,6 +84,7 @@ def shadow_evidence(
             out_means=table.means_NK[row, ~table.members_NK[row] & usable],
             variances=variances,
             population_log_ratios=population_log_ratios,
+            offline_a=offline_a,
         )
     return evidence
 
