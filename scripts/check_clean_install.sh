@@ -29,18 +29,5 @@ done <"$folder/steps"
 cd "$folder"
 printf '{"text": "%s"}\n' "The knee is better." "No fever since Monday." "Please see her again." "The rash has gone." >notes.jsonl
 "${clean[@]}" reticent worlds build notes.jsonl --worlds 2 --adapt-layers top:1 --max-tokens 8 --epochs 1 --out run
-key=$("${clean[@]}" reticent keys create run --name check 2>/dev/null)
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-"${clean[@]}" reticent serve run --step-budget 2^-32 --total-budget 2.3e-4 --port "$port" 2>serve.log &
-server=$!
-trap 'kill "$server" 2>/dev/null || true' EXIT
-for _ in $(seq 300); do
-  kill -0 "$server" || { cat serve.log >&2; exit 1; }
-  curl -fs "http://127.0.0.1:$port/readyz" >/dev/null && break
-  sleep 1
-done
-curl -fsS "http://127.0.0.1:$port/v1/completions" -H "Authorization: Bearer $key" -H 'Content-Type: application/json' \
-  -d '{"model": "run", "prompt": "Dear Dr", "max_tokens": 5}' | tee answer.json
-grep -q '"completion_tokens":[1-5]' answer.json
-echo
+"${clean[@]}" "$clone/scripts/serve_and_ask.sh" run
 echo "== the installed server has answered; everything is in $folder"
