@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from reticent.cli.deployment import run_id
+from reticent.api.deployments import run_id
 from reticent.cli.main import main
 from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sqlalchemy import create_engine, text
 
-from reticent.cli.deployment import run_id
+from reticent.api.deployments import run_id
 from reticent.cli.main import main
 from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger

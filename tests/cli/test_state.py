@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import typer
 
-from reticent.cli.deployment import run_id
+from reticent.api.deployments import run_id
 from reticent.cli.main import main
 from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger

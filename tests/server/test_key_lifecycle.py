@@ -15,9 +15,9 @@ from rich.console import Console
 from server.waiting import eventually
 from worlds.small_runs import NUM_WORLDS
 
+from reticent.api.deployments import run_id
 from reticent.cli import main as cli
 from reticent.cli import output
-from reticent.cli.deployment import run_id
 from reticent.cli.keys import _time
 from reticent.errors import DeploymentStateError, InvalidValueError, StorageError
 from reticent.ledger.api_keys import ApiKey, KeyTable, Scope, StoredKey

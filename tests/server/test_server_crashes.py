@@ -10,8 +10,8 @@ import time
 
 import httpx
 
+from reticent.api.deployments import run_id
 from reticent.cli import main as cli
-from reticent.cli.deployment import run_id
 from reticent.ledger.database import Database
 from reticent.ledger.keys import Keyring
 from reticent.ledger.reader import LedgerReader

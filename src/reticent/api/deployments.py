@@ -155,6 +155,11 @@ class Deployment(AbstractContextManager["Deployment"]):
         self._ledger.close()
 
     @property
+    def num_worlds(self) -> int:
+        """The number of worlds, m."""
+        return self._loaded.num_worlds
+
+    @property
     def is_new(self) -> bool:
         """True if this opening drew the deployment's secret world."""
         return self._ledger.created

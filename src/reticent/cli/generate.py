@@ -1,56 +1,50 @@
 """`reticent generate`: PAC-private text from a run."""
 
-import secrets
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reticent.api.deployments import DEFAULT_STEP_BUDGET
 from reticent.cli.deployment import (
-    DEFAULT_STEP_BUDGET,
     DatabaseUrl,
     Drafts,
     Release,
     RunArgument,
     StepBudget,
     TotalBudget,
-    open_deployment,
+    announce_deployment,
 )
 from reticent.cli.output import bound_facts, console, facts, format_nats, print_json
 from reticent.cli.worlds import DType
-from reticent.decoding.votes import Decoder
+from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import BudgetExhaustedError
 from reticent.pac.mechanism import ReleaseMechanism
 
 if TYPE_CHECKING:
-    from reticent.decoding.generate import GeneratedToken
-    from reticent.pac.curator import Curator
+    from reticent.api.deployments import Deployment
+    from reticent.api.generation import Answer
 
 
-@dataclass
-class Generation:
-    """The outcome of one call: released tokens and `stamps`, the start and then one time a token, in seconds."""
+@dataclass(frozen=True)
+class Pace:
+    """The pace of an answer: `stamps`, the start and then one time a token, in seconds."""
 
-    text: str = ""
-    tokens: int = 0
-    dissenting_steps: int = 0
-    stopped_by: str = "length"
     stamps: list[float] = field(default_factory=lambda: [time.perf_counter()])
 
     @property
     def milliseconds_to_first_token(self) -> float | None:
         """From the start, reading the prompt included; None without a token."""
-        return 1000 * (self.stamps[1] - self.stamps[0]) if self.tokens else None
+        return 1000 * (self.stamps[1] - self.stamps[0]) if len(self.stamps) > 1 else None
 
     @property
     def milliseconds_per_token(self) -> float | None:
         """Mean time between tokens; for a single token the time to it, None without one."""
-        if self.tokens < 2:
+        if len(self.stamps) < 3:
             return self.milliseconds_to_first_token
-        return 1000 * (self.stamps[-1] - self.stamps[1]) / (self.tokens - 1)
+        return 1000 * (self.stamps[-1] - self.stamps[1]) / (len(self.stamps) - 2)
 
 
 def generate(
@@ -79,108 +73,70 @@ def generate(
 
     The first call draws the deployment's secret world; later calls go on with the same secret, posterior and account.
     """
-    import torch
+    from reticent.api.deployments import DeploymentOptions, LoadedRun
 
-    from reticent.decoding.generate import generate as release_tokens
-    from reticent.decoding.generate import most_steps
-    from reticent.decoding.votes import DecodingSettings
-    from reticent.randomness import PublicCoins
-    from reticent.text.end_tokens import end_tokens
-    from reticent.text.tokenise import encode_prompt
-    from reticent.worlds.run_directory import RunDirectory as OpenRun
-
-    settings = DecodingSettings(decoder, step_budget, temperature, candidates, release)
-    opened = OpenRun.open(run)
-    base = opened.base(model)
-    tokenizer = base.load_tokenizer()
-    prompt_tokens = encode_prompt(tokenizer, prompt)
-    engine = opened.engine(base, getattr(torch, dtype.value) if dtype else None, device)
+    loaded = LoadedRun(
+        run,
+        DeploymentOptions(
+            settings=DecodingSettings(decoder, step_budget, temperature, candidates, release),
+            total_budget=total_budget,
+            drafts=drafts,
+            model=model,
+            dtype=None if dtype is None else dtype.value,
+            device=device,
+            database_url=database_url,
+        ),
+    )
     # Whatever can be refused is refused before a deployment is drawn.
-    most_steps(engine, prompt_tokens, settings, max_tokens, drafts)
-    with open_deployment(run, opened.manifest.num_worlds, total_budget, database_url) as ledger:
-        curator = ledger.curator
-        spent_before = curator.account.spent_units
-        request = f"cli-{secrets.token_hex(8)}"
-        coins = PublicCoins.fresh() if seed is None else PublicCoins.from_seed(seed, 0)
-        stop = end_tokens(tokenizer, base.declared_ends)
-        tokens = release_tokens(engine, prompt_tokens, settings, curator, coins, request, max_tokens, stop, drafts)
-        generation, exhausted = Generation(), None
+    loaded.check_prompt(prompt, max_tokens)
+    with loaded.deploy() as deployment:
+        announce_deployment(is_new=deployment.is_new, has_cap=deployment.total_budget is not None)
+        answer, pace, exhausted = deployment.generate(prompt, max_tokens=max_tokens, seed=seed), Pace(), None
         try:
-            for piece in _pieces(tokens, tokenizer, stop, generation):
+            for token in answer:
+                if token.id is not None:
+                    pace.stamps.append(time.perf_counter())
                 if not as_json:
-                    sys.stdout.write(piece)
+                    sys.stdout.write(token.text)
                     sys.stdout.flush()
         except BudgetExhaustedError as error:
-            exhausted, generation.stopped_by = error, "budget"
-        spent = curator.account.spent_units - spent_before
-        _report(generation, spent, curator, release, coins.key if decoder is Decoder.GUMBEL else None, as_json)
+            exhausted = error
+        _report(answer, pace, deployment, release, as_json)
     if exhausted is not None:
         raise exhausted
 
 
-def _pieces(
-    tokens: "Iterator[GeneratedToken]", tokenizer: Any, stop: frozenset[int], generation: Generation
-) -> Iterator[str]:
-    """Text as it comes; keeps count in `generation`."""
-    from reticent.decoding.detokenise import TextDecoder, TextStream
-
-    decode = TextDecoder(tokenizer)
-    stream = TextStream(decode, decode.stray_byte)
-    for token in tokens:
-        generation.stamps.append(time.perf_counter())
-        generation.tokens += 1
-        generation.dissenting_steps += token.num_active > 1
-        if token.token in stop:
-            generation.stopped_by = "end of text"
-            break
-        piece = stream.push(token.token)
-        generation.text += piece
-        yield piece
-    rest = stream.finish()
-    generation.text += rest
-    yield rest
-
-
-def _report(
-    generation: Generation,
-    spent_units: int,
-    curator: "Curator",
-    release: ReleaseMechanism,
-    coin_key: bytes | None,
-    as_json: bool,
-) -> None:
-    from reticent.pac.accounting import units_to_nats
-
-    total = units_to_nats(curator.account.spent_units)
+def _report(answer: "Answer", pace: Pace, deployment: "Deployment", release: ReleaseMechanism, as_json: bool) -> None:
+    bounds, stopped_by = deployment.bounds(), None if answer.stopped_by is None else answer.stopped_by.value
     if as_json:
         print_json(
             {
-                "text": generation.text,
-                "tokens": generation.tokens,
-                "dissenting_steps": generation.dissenting_steps,
-                "nats_charged": units_to_nats(spent_units),
-                "half_success": curator.half_success,
-                "world_success": curator.world_success,
-                "milliseconds_per_token": generation.milliseconds_per_token,
-                "milliseconds_to_first_token": generation.milliseconds_to_first_token,
-                "nats_charged_in_all": total,
-                "stopped_by": generation.stopped_by,
+                "text": answer.text,
+                "tokens": answer.num_tokens,
+                "dissenting_steps": answer.num_dissenting,
+                "nats_charged": answer.charged,
+                "half_success": bounds.half_success,
+                "world_success": bounds.world_success,
+                "milliseconds_per_token": pace.milliseconds_per_token,
+                "milliseconds_to_first_token": pace.milliseconds_to_first_token,
+                "nats_charged_in_all": deployment.spent,
+                "stopped_by": stopped_by,
                 "release": release.value,
-                "coin_key": None if coin_key is None else coin_key.hex(),
+                "coin_key": None if answer.coin_key is None else answer.coin_key.hex(),
             }
         )
         return
     sys.stdout.write("\n\n")
-    pace = generation.milliseconds_per_token
+    mean = pace.milliseconds_per_token
     console.print(
         facts(
             {
-                "tokens released": f"{generation.tokens} (stopped by {generation.stopped_by})",
-                "dissenting steps": f"{generation.dissenting_steps}, released by the {release.value} law",
-                "charged": format_nats(units_to_nats(spent_units)),
-                "charged in all": format_nats(total),
-                **bound_facts(curator.half_success, curator.world_success, curator.num_worlds),
-                "time per token": "-" if pace is None else f"{pace:.1f} ms",
+                "tokens released": f"{answer.num_tokens} (stopped by {stopped_by})",
+                "dissenting steps": f"{answer.num_dissenting}, released by the {release.value} law",
+                "charged": format_nats(answer.charged),
+                "charged in all": format_nats(deployment.spent),
+                **bound_facts(bounds.half_success, bounds.world_success, deployment.num_worlds),
+                "time per token": "-" if mean is None else f"{mean:.1f} ms",
             }
         )
     )

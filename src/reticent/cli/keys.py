@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from reticent.cli.deployment import DatabaseUrl, RunArgument, run_id
+from reticent.api.deployments import run_id
+from reticent.cli.deployment import DatabaseUrl, RunArgument
 from reticent.cli.output import notes, print_json, print_table
 from reticent.errors import InvalidValueError
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from reticent.cli.deployment import DatabaseUrl, RunArgument, read_ledger
+from reticent.api.deployments import read_ledger
+from reticent.cli.deployment import DatabaseUrl, RunArgument
 from reticent.cli.output import bound_facts, console, facts, format_nats, print_json, print_table
 
 if TYPE_CHECKING:

@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
+from reticent.api.deployments import DEFAULT_STEP_BUDGET, open_ledger, run_id
 from reticent.cli.deployment import (
-    DEFAULT_STEP_BUDGET,
     DatabaseUrl,
     Drafts,
     Release,
     RunArgument,
     StepBudget,
     TotalBudget,
-    open_deployment,
-    run_id,
+    announce_deployment,
 )
 from reticent.cli.output import notes
 from reticent.cli.serve_options import (
@@ -155,7 +154,8 @@ def _serve(
     identity = run_id(run)
     # Whatever can be refused is refused before a deployment is drawn.
     require_candidates(settings.decoding, engine.vocab_size)
-    with open_deployment(run, opened.manifest.num_worlds, total_budget, database_url) as ledger:
+    with open_ledger(run, opened.manifest.num_worlds, total_budget, database_url) as ledger:
+        announce_deployment(is_new=ledger.created, has_cap=ledger.curator.account.cap_units is not None)
         bound_to, why = permitted_host(host, KeyTable(ledger.database))
         if why is not None:
             notes.print(why, highlight=False, soft_wrap=True)

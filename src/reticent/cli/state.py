@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from reticent.cli.deployment import DatabaseUrl, RunArgument, read_ledger
+from reticent.api.deployments import read_ledger
+from reticent.cli.deployment import DatabaseUrl, RunArgument
 from reticent.cli.output import bound_facts, console, facts, format_nats, notes, print_json
 from reticent.errors import DeploymentStateError, InvalidValueError
 

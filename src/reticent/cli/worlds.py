@@ -1,18 +1,20 @@
 """`reticent worlds`: build, show, verify, export and import run directories."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reticent.cli.command_options import split_names, takes_options
 from reticent.cli.output import console, facts, notes, print_json
 from reticent.errors import InterruptedRunError, InvalidValueError
-from reticent.training.presets import PRESETS, Preset
+from reticent.training.presets import Preset
 from reticent.worlds.assignment import Assignment
 
 if TYPE_CHECKING:
-    from reticent.worlds.build import BuildRequest
+    from reticent.api.runs import BuildOptions
     from reticent.worlds.manifest import Manifest
 
 app = typer.Typer(help="Overlapping worlds: one adapter each over one frozen base.")
@@ -43,80 +45,102 @@ class DType(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-@app.command("build")
-def build(
+@dataclass(frozen=True)
+class BuildCommand:
+    """The options of `reticent worlds build`."""
+
     corpus: Annotated[
         Path, typer.Argument(metavar="CORPUS", help="JSONL, CSV, Parquet or text, also .gz; or a folder of texts.")
-    ],
-    out: Annotated[Path, typer.Option(help="The run directory to make.")],
-    model: BaseName = "smollm2-135m",
-    worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 128,
-    text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
-    unit_key: UnitKey = None,
-    limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256,
+    ]
+    out: Annotated[Path, typer.Option(help="The run directory to make.")]
+    model: BaseName = "smollm2-135m"
+    worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 128
+    text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text"
+    unit_key: UnitKey = None
+    limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None
+    max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256
     preset: Annotated[
         Preset, typer.Option(help="Where epochs, learning-rate, rank and adapt-layers stand unless given.")
-    ] = Preset.PLAIN,
-    epochs: Annotated[int | None, typer.Option(help="Passes over each world's records; plain: 1.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Records of a world per step, about.")] = 8,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate; plain: 3e-4.")] = None,
-    rank: Annotated[int | None, typer.Option(help="LoRA rank; plain: 8.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="LoRA alpha; twice the rank unless given.")] = None,
+    ] = Preset.PLAIN
+    epochs: Annotated[int | None, typer.Option(help="Passes over each world's records; plain: 1.")] = None
+    batch_size: Annotated[int, typer.Option(help="Records of a world per step, about.")] = 8
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate; plain: 3e-4.")] = None
+    rank: Annotated[int | None, typer.Option(help="LoRA rank; plain: 8.")] = None
+    alpha: Annotated[float | None, typer.Option(help="LoRA alpha; twice the rank unless given.")] = None
     target_modules: Annotated[
         str, typer.Option(help="Comma-separated module names, or `attention`, or `all-linear`.")
-    ] = "attention",
+    ] = "attention"
     adapt_layers: Annotated[
         str | None,
         typer.Option(metavar="all|top:K", help="Adapt all blocks (plain), or the last K: faster to train and serve."),
-    ] = None,
-    dtype: Annotated[DType, typer.Option(help="Type to compute in.")] = DType.FLOAT32,
-    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, …")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Public seed of record order and initial adapters.")] = 0,
-    assignment: AssignmentToMake = Assignment.OVERLAPPING,
-    membership_seed: Annotated[int, typer.Option(help="Public seed that assigns units to worlds.")] = 0,
+    ] = None
+    dtype: Annotated[DType, typer.Option(help="Type to compute in.")] = DType.FLOAT32
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, …")] = "cpu"
+    seed: Annotated[int, typer.Option(help="Public seed of record order and initial adapters.")] = 0
+    assignment: AssignmentToMake = Assignment.OVERLAPPING
+    membership_seed: Annotated[int, typer.Option(help="Public seed that assigns units to worlds.")] = 0
     worlds_at_once: Annotated[
         int | None, typer.Option(help="Worlds trained in one batched pass; bounds memory. Chosen to fit unless given.")
-    ] = None,
-    compile_: Annotated[
+    ] = None
+    compile: Annotated[
         bool | None,
         typer.Option(
             "--compile/--no-compile",
             help="Compile training's element-wise work, which needs a C++ compiler; by default where it pays.",
         ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted build.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Adapt the base on a private corpus as m overlapping worlds, all trained together, plus one on all records."""
-    from reticent._settings import readable_settings
-    from reticent.training.settings import LoraSettings, TrainingSettings, worlds_that_fit
-    from reticent.worlds.build import BuildRequest
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted build.")] = False
+    as_json: AsJson = False
 
-    values = PRESETS[preset]
-    rank = values.rank if rank is None else rank
-    with readable_settings():
-        lora = LoraSettings(
-            rank=rank,
-            alpha=2.0 * rank if alpha is None else alpha,
-            target_modules=tuple(name.strip() for name in target_modules.split(",") if name.strip()),
-            num_top_layers=values.num_top_layers if adapt_layers is None else _top_layers(adapt_layers),
+    @property
+    def training(self) -> "BuildOptions":
+        """The options as `build_worlds` takes them."""
+        from reticent.api.runs import BuildOptions
+
+        return BuildOptions(
+            preset=self.preset,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            max_tokens=self.max_tokens,
+            rank=self.rank,
+            alpha=self.alpha,
+            target_modules=split_names(self.target_modules),
+            adapt_layers=self.adapt_layers,
+            dtype=self.dtype.value,
+            device=self.device,
+            seed=self.seed,
+            membership_seed=self.membership_seed,
+            assignment=self.assignment,
+            worlds_at_once=self.worlds_at_once,
+            compile=self.compile,
         )
-        training = TrainingSettings(
-            epochs=values.epochs if epochs is None else epochs,
-            batch_size=batch_size,
-            learning_rate=values.learning_rate if learning_rate is None else learning_rate,
-            max_tokens=max_tokens,
-            seed=seed,
-            dtype=dtype.value,
-            worlds_at_once=1 if worlds_at_once is None else worlds_at_once,
-        )
-    if worlds_at_once is None:
-        fit = worlds_that_fit(training.batch_size, training.max_tokens)
-        training = training.model_copy(update={"worlds_at_once": fit})
-    how = (text_key, unit_key, limit, membership_seed, device, assignment, compile_)
-    request = BuildRequest(corpus, model, out, worlds, lora, training, *how)
-    _print_manifest(out, _run_build(request, resume), as_json)
+
+
+@app.command("build")
+@takes_options(BuildCommand)
+def build(options: BuildCommand) -> None:
+    """Adapt the base on a private corpus as m overlapping worlds, all trained together, plus one on all records."""
+    from reticent.api.runs import build_worlds
+    from reticent.cli.progress import WorkProgress
+
+    try:
+        with WorkProgress() as progress:
+            run = build_worlds(
+                options.corpus,
+                out=options.out,
+                model=options.model,
+                worlds=options.worlds,
+                text_key=options.text_key,
+                unit_key=options.unit_key,
+                limit=options.limit,
+                options=options.training,
+                resume=options.resume,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"the same command with --resume goes on from here ({options.out})") from None
+    _print_manifest(options.out, run.manifest, options.as_json)
 
 
 @app.command("show")
@@ -188,26 +212,6 @@ def import_(
 
     run = import_worlds(folders, model, out, membership, full, warn)
     _print_manifest(out, run.manifest, as_json)
-
-
-def _run_build(request: "BuildRequest", resume: bool) -> "Manifest":
-    from reticent.cli.progress import WorkProgress
-    from reticent.worlds.build import build_run
-
-    try:
-        with WorkProgress() as progress:
-            return build_run(request, progress, resume=resume).manifest
-    except KeyboardInterrupt:
-        raise InterruptedRunError(f"the same command with --resume goes on from here ({request.out})") from None
-
-
-def _top_layers(text: str) -> int | None:
-    if text == "all":
-        return None
-    kind, _, count = text.partition(":")
-    if kind != "top" or not count.isdecimal():
-        raise InvalidValueError(f"adapt-layers must be `all` or `top:K`, got {text!r}")
-    return int(count)
 
 
 _MEMBERSHIP = {
