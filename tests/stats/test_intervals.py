@@ -13,11 +13,12 @@ from reticent.auditing.metrics import (
     clopper_pearson,
     membership_advantage,
     newcombe_difference,
+    tpr_at_fpr,
 )
 from reticent.auditing.metrics.advantage import best_threshold
 from reticent.auditing.metrics.splitting import halves
 from reticent.errors import InvalidValueError
-from reticent.stats.intervals import bootstrap_aucs, wilson
+from reticent.stats.intervals import bootstrap_aucs, tpr_interval, wilson
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.999])
@@ -167,3 +168,55 @@ def test_texts_that_cannot_be_halved_are_refused():
         membership_advantage([1.0], [0.0, 0.0], 0)
     with pytest.raises(InvalidValueError, match="non-member scores must be at least 2"):
         membership_advantage([1.0, 1.0], [0.0], 0)
+
+
+def coverage_at_one_percent(num_members, num_nonmembers, separation, interval):
+    """Share of 600 simulations, normal scores, whose interval at 1 % holds the true rate at the true threshold."""
+    rng = np.random.default_rng([num_members, num_nonmembers, round(10 * separation)])
+    truth = norm.sf(norm.isf(0.01) - separation)
+    covered = 0
+    for _ in range(600):
+        low, high = interval(rng.normal(separation, 1, num_members), rng.normal(0, 1, num_nonmembers))
+        covered += low <= truth <= high
+    return covered / 600
+
+
+SETTINGS = [(200, 300, 0.5), (200, 300, 1.0), (200, 300, 2.0), (1000, 3000, 1.0)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_interval_at_a_false_positive_rate_covers_the_true_rate(setting):
+    assert coverage_at_one_percent(*setting, lambda a, b: tpr_at_fpr(a, b, 0.01)[1:]) >= 0.94
+
+
+def exact_at_the_found_threshold(members, nonmembers):
+    flagged = int((members > np.sort(nonmembers)[-1 - round(0.01 * len(nonmembers))]).sum())
+    return clopper_pearson(flagged, len(members))
+
+
+def test_the_members_alone_do_not_make_an_interval_that_covers():
+    """The fault: with the threshold taken as known, the interval covers far less than it says."""
+    coverages = [coverage_at_one_percent(*setting, exact_at_the_found_threshold) for setting in SETTINGS]
+    assert max(coverages) < 0.85
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_interval_at_a_false_positive_rate_against_a_draw_of_thresholds(seed):
+    """Its ends are quantiles over drawn thresholds and drawn rates, by Monte Carlo."""
+    rng = np.random.default_rng(seed)
+    members, nonmembers = rng.normal(1.5, 1, 80), rng.normal(0, 1, 400)
+    low, high = tpr_interval(members, nonmembers, 0.02, 0.9)
+    places = rng.binomial(400, 0.02, size=100_000)
+    ranked = np.sort(nonmembers)[::-1]
+    above = np.array([(members > score).sum() for score in ranked[:60]])
+    fewer, more = above[np.maximum(places - 1, 0)], above[places]
+    assert np.quantile(rng.beta(fewer, 81 - fewer), 0.05) == pytest.approx(low, abs=0.005)
+    assert np.quantile(rng.beta(more + 1, 80 - more), 0.95) == pytest.approx(high, abs=0.005)
+
+
+def test_interval_at_a_false_positive_rate_at_its_ends():
+    assert tpr_interval([1.0] * 20, [0.0] * 300, 0.01) == pytest.approx(clopper_pearson(20, 20))
+    assert tpr_interval([0.0] * 20, [0.0] * 300, 0.01) == pytest.approx(clopper_pearson(0, 20))
+    assert tpr_interval([math.inf, 0.0], [1e308] * 300, 0.01) == pytest.approx(clopper_pearson(1, 2))
+    wide, narrow = (tpr_interval(np.arange(50.0), np.arange(-260.0, 40.0), 0.05, c) for c in (0.99, 0.8))
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]

@@ -80,7 +80,7 @@ def test_a_rate_that_is_a_whole_number_of_texts_is_not_lost_to_rounding():
     assert tpr_at_fpr(members, nonmembers, 0.29)[0] == 0.0
 
 
-def test_interval_of_a_rate_is_the_exact_one():
+def test_interval_of_a_rate_is_the_exact_one_where_the_threshold_makes_no_difference():
     members, nonmembers = [5.0] * 7 + [0.0] * 13, [1.0] * 100
     value, low, high = tpr_at_fpr(members, nonmembers, 0.01, confidence=0.9)
     exact = binomtest(7, 20).proportion_ci(0.9, method="exact")

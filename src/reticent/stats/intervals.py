@@ -2,13 +2,16 @@
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta, norm
+from scipy.special import betainc
+from scipy.stats import beta, binom, norm
 
 from reticent._validate import integer_in_range, open_probability
 from reticent.stats.roc import auc, check_scores
 
 NUM_RESAMPLES = 2000
 _CHUNK_ELEMENTS = 1 << 22
+_NEGLIGIBLE = 1e-9
+_HALVINGS = 40
 
 
 def lower_bounds(successes: ArrayLike, trials: int, error: float) -> NDArray[np.float64]:
@@ -55,6 +58,52 @@ def newcombe_difference(
     below = float(np.hypot(p - p_low, q_high - q))
     above = float(np.hypot(p_high - p, q - q_low))
     return p - q - below, p - q + above
+
+
+def tpr_interval(
+    member_scores: ArrayLike, nonmember_scores: ArrayLike, fpr: float, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of the true-positive rate at the threshold whose true false-positive rate is `fpr`.
+
+    That threshold is not known. So many of m non-members score above it as a binomial(m, fpr) draw says, which places
+    it between two of their order statistics, and so between two numbers of flagged members, each with an exact bound
+    (Clopper-Pearson). The interval's ends are quantiles of these bounds' distributions mixed over the draws: the fewer
+    members for the low end, the more for the high end. Above the highest non-member nothing is known; there, the
+    members above it count as flagged. Without a threshold's error (fpr = 0) it is the exact interval.
+
+    Args:
+        member_scores: float64[members]; ±inf is allowed.
+        nonmember_scores: float64[non-members].
+        fpr: in [0, 1).
+        confidence: coverage is a little above it; the simulations of the tests say by how much.
+    """
+    members = np.sort(check_scores("member scores", member_scores))
+    nonmembers = np.sort(check_scores("non-member scores", nonmember_scores))[::-1]
+    error = (1.0 - open_probability("confidence", confidence)) / 2.0
+    n, m = len(members), len(nonmembers)
+    above = np.append(n - np.searchsorted(members, nonmembers, side="right"), n)
+    fewest, most = (int(binom.ppf(q, m, fpr)) for q in (_NEGLIGIBLE, 1.0 - _NEGLIGIBLE))
+    draws = np.arange(fewest, most + 1)
+    weights = binom.pmf(draws, m, fpr)
+    low = _mixed_beta_quantile(weights, above[np.maximum(draws - 1, 0)], n + 1, error)
+    high = _mixed_beta_quantile(weights, above[draws] + 1, n + 1, 1.0 - error)
+    return low, high
+
+
+def _mixed_beta_quantile(weights: NDArray[np.float64], a: NDArray[np.int64], total: int, quantile: float) -> float:
+    """A quantile of a mixture of Beta(a, total − a); a of 0 is a point mass at 0, of `total` one at 1."""
+    inside = (a > 0) & (a < total)
+    first, second = np.where(inside, a, 1), np.where(inside, total - a, 1)
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        below = np.where(inside, betainc(first, second, middle), a == 0)
+        if float(weights @ below) < quantile * float(weights.sum()):
+            low = middle
+        else:
+            high = middle
+    # An end that was never moved is a point mass.
+    return low if low == 0.0 else high
 
 
 def bootstrap_aucs(

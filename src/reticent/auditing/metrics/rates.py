@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from reticent.errors import InvalidValueError
-from reticent.stats.intervals import clopper_pearson
+from reticent.stats.intervals import tpr_interval
 from reticent.stats.roc import check_scores
 
 NONMEMBERS_TIMES_FPR = 3
@@ -28,8 +28,8 @@ def tpr_at_fpr(
 ) -> tuple[float, float, float]:
     """The largest TPR of a threshold that flags at most `fpr` of the non-members, as (value, low, high).
 
-    No interpolation, and equal scores are flagged together or not at all. The interval is exact (Clopper-Pearson) for
-    the members at that threshold; that the threshold itself comes from finitely many non-members is not in it.
+    No interpolation, and equal scores are flagged together or not at all. The interval counts both errors, that of a
+    rate among finitely many members and that of a threshold from finitely many non-members; see `tpr_interval`.
     """
     members = check_scores("member scores", member_scores)
     nonmembers = check_scores("non-member scores", nonmember_scores)
@@ -39,4 +39,6 @@ def tpr_at_fpr(
     allowed = math.floor(round(fpr * len(nonmembers), 9))
     highest_refused = np.sort(nonmembers)[::-1][allowed]
     flagged = int((members > highest_refused).sum())
-    return flagged / len(members), *clopper_pearson(flagged, len(members), confidence)
+    value = flagged / len(members)
+    low, high = tpr_interval(members, nonmembers, fpr, confidence)
+    return value, min(low, value), max(high, value)
