@@ -1,4 +1,4 @@
-"""The blind baseline: can members and non-members be told apart without any model?
+"""The blind baseline: how well members and non-members are separated without any model.
 
 Bag of words and logistic regression, cross-validated. If it beats chance the two sets differ in distribution, and an
 attack's figures measure that difference as well as membership.

@@ -87,7 +87,7 @@ def _obstacles(target: Target, *, has_masked_lm: bool, has_shadows: bool) -> dic
             else "this technique trains no parameters, so there is no gradient"
         )
     if not is_local:
-        why = _ENDPOINT_SHOWS_NO_WEIGHTS if is_endpoint else "the model's weights are not at hand"
-        obstacles[Need.PREFIX] = "the prefix has to be read by a model at hand, token by token"
+        why = _ENDPOINT_SHOWS_NO_WEIGHTS if is_endpoint else "the model's weights are not available"
+        obstacles[Need.PREFIX] = "the prefix has to be read by a model whose weights are available, token by token"
         obstacles[Need.SELF_PROMPTED] = why
     return obstacles

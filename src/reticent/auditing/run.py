@@ -217,7 +217,7 @@ def _blind(
         return None
     if blind.beats_chance:
         warnings.append(
-            f"the two sets are told apart without any model (blind AUC {blind.auc.value:.3f}, interval from "
+            f"the two sets are separated without any model (blind AUC {blind.auc.value:.3f}, interval from "
             f"{blind.auc.low:.3f}): they differ in distribution, and every attack's figures measure that as well"
         )
     return blind

@@ -73,7 +73,7 @@ class SelfPromptedEvidence:
 
 @dataclass(frozen=True, eq=False)
 class TextEvidence:
-    """Everything known about one text. None: not gathered in this audit; `Missing`: not to be had for this text.
+    """Everything known about one text. None: not gathered in this audit; `Missing`: cannot be computed for this text.
 
     Attributes:
         target: the text under the audited model.

@@ -1,7 +1,7 @@
 """Canary findings: exposure, extraction, and a lower bound on ε from one run.
 
 * Exposure ranks each canary's log-probability among those of other secrets in its own sentence.
-* Extraction asks the model to go on from the canary's prefix, once greedily and `num_samples` times at random.
+* Extraction asks the model to continue the canary's prefix, once greedily and `num_samples` times at random.
 * ε takes the pairs of twins: each pair's coin is guessed from which twin became more likely. It bounds the ε of
   *exchanging* a planted canary with all its copies for its twin, which is at most twice the ε of leaving it out.
 
@@ -89,7 +89,7 @@ def audit_canaries(
     Args:
         canaries: those to measure, whole pairs.
         signals_of: scores texts with the target.
-        extractor: asks the target to go on; None where that cannot be done.
+        extractor: asks the target to continue prompts; None where that cannot be done.
         settings: how they are measured.
     """
     warnings: list[str] = []
@@ -173,7 +173,7 @@ def _fraction(group: Sequence[Canary], emitted: Mapping[str, bool], confidence: 
 
 
 def _one_run(canaries: Sequence[Canary], totals: Mapping[str, float], settings: CanarySettings) -> OneRunEpsilon | None:
-    """The pairs' coins guessed from which twin is more likely, the first (`...a`) or the second."""
+    """The one-run bound on ε; each pair's coin is guessed from which twin is more likely: the first is `...a`."""
     pairs: dict[tuple[CanaryKind, int], list[Canary]] = {}
     for canary in canaries:
         pairs.setdefault(_pair(canary), []).append(canary)

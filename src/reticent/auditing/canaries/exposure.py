@@ -1,4 +1,4 @@
-"""Exposure of a canary: how far it stands out among what might have been planted instead (Carlini 2019, equation 2)."""
+"""Exposure of a canary: its rank among the secrets that might have been planted instead (Carlini 2019, equation 2)."""
 
 import math
 from dataclasses import dataclass

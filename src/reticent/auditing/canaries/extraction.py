@@ -4,7 +4,7 @@ Generation stops as soon as a continuation is no longer the beginning of the sec
 become one costs a token or two. White space before the secret is not compared, since tokenizers differ in which side
 of a boundary it is on; everything else must be the same.
 
-Each sample is drawn with a random stream of its own, given by the seed, the prompt's number and the sample's number, so
+Each sample is drawn with its own random stream, given by the seed, the prompt's number and the sample's number, so
 that it does not depend on what is generated beside it.
 """
 
@@ -34,7 +34,7 @@ class ExtractionTarget:
 
 
 class Extractor(Protocol):
-    """A model that can be asked to go on."""
+    """A model that can be asked to continue a prompt."""
 
     def count_emitted(
         self, targets: Sequence[ExtractionTarget], num_samples: int | None, seed: int
@@ -84,7 +84,7 @@ class _Row:
 
 
 class LocalExtractor:
-    """Implements `Extractor` for a model at hand, any technique's.
+    """Implements `Extractor` for a model whose weights are available, of any technique.
 
     Rows of one length are decoded together, without padding and without a cache: prompts and secrets are short, and
     nothing then depends on how a technique treats either.

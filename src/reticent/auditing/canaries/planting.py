@@ -4,7 +4,7 @@ A canary is a prefix and a secret drawn uniformly from a space of known size (Ca
 section 3). Every planted canary has a twin of the same kind and number of repetitions that is held out; a fair coin,
 independent for each pair, says which of the two is planted. So exactly half of the canaries are members, a held-out
 twin shows what chance alone gives, and the coins are the independent bits that an estimate of ε from one run guesses
-(Steinke et al. 2023). Each canary has a reference of its own in its prefix, so no two prefixes are equal.
+(Steinke et al. 2023). Each canary has its own reference in its prefix, so no two prefixes are equal.
 
     planted.jsonl    the corpus with the canaries at random places; keys `text`, `canary` and, where given, `unit`
     canaries.jsonl   the ground truth, one `Canary` a line
@@ -84,7 +84,7 @@ class Canary(FrozenModel):
         prefix: what an extractor is given.
         secret: what it must not get.
         pattern: the secret's slots, names of `ALPHABETS` in braces; the candidates are all fillings.
-        repetitions: how often it stands in the planted corpus, or would if its coin had fallen the other way.
+        repetitions: how often it occurs in the planted corpus, or would if its coin had fallen the other way.
         member: whether it was planted.
     """
 
@@ -220,7 +220,7 @@ def plant(
     ]
     generator = np.random.Generator(np.random.PCG64([seed, 1]))
     order = generator.permutation(len(rows) + len(copies))
-    # Places of the copies are uniform; what is left keeps the order of the corpus.
+    # Places of the copies are uniform; the remaining places keep the order of the corpus.
     places = dict(zip(order[: len(copies)].tolist(), copies, strict=True))
     originals = iter(rows)
     mixed = [places[at] if at in places else next(originals) for at in range(len(order))]

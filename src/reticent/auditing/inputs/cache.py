@@ -70,7 +70,7 @@ def cached_signals(
         scorer: the model.
         texts: the texts; the table is in order of their first occurrence.
         cache: what is known already, and where new signals are kept as soon as they are computed; None to keep nothing.
-        progress: called with a number of texts whenever so many more are known, at first with those the cache held.
+        progress: called with the number of texts that have just become known, at first with those in the cache.
 
     Raises:
         StorageError: the cache cannot be written.

@@ -1,6 +1,6 @@
 """Everything the attacks need of a target, gathered once: signals, neighbours, gradients, shadows, prefixes.
 
-Every pass is kept in the cache under the model's fingerprint and the text's hash, so that a killed audit goes on where
+Every pass is kept in the cache under the model's fingerprint and the text's hash, so that a killed audit resumes where
 it stopped and a further attack costs no pass. What cannot be had for a text is `Missing` with its reason, never absent.
 """
 
@@ -77,7 +77,7 @@ class AttackInputs:
 
     Attributes:
         by_need: for each need, the ingredient of each text by hash.
-        facts: what the report says of how they were made.
+        facts: what the report says about how they were made.
         warnings: what it must warn of.
     """
 
@@ -193,7 +193,7 @@ class Gatherer:
             self._hashes,
             np.stack(means, axis=1),
             np.stack(members, axis=1),
-            "adapted models with member lists of their own",
+            "adapted models with their own member lists",
         )
 
     def _gather_prefixed(self, found: AttackInputs) -> Mapping[str, AttackInput]:
@@ -316,4 +316,4 @@ def _dtype_name(scorer: ModelScorer) -> DTypeName:
 
 def _partial(scorer: RemoteScorer, num_texts: int) -> str:
     missing = f"partial result: the server scored {num_texts - len(scorer.failures)} of {num_texts} texts"
-    return f"{missing}; {scorer.incomplete or 'it refused the others'}; run the same command again to go on"
+    return f"{missing}; {scorer.incomplete or 'it refused the others'}; run the same command again to resume"

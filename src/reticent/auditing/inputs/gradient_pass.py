@@ -1,4 +1,4 @@
-"""Gradient norms of many texts, kept on disk as they are computed, so that a killed pass goes on where it stopped."""
+"""Gradient norms of many texts, kept on disk as they are computed, so that a killed pass resumes where it stopped."""
 
 from collections.abc import Callable, Sequence
 
@@ -27,7 +27,7 @@ def cached_gradient_norms(
         scorer: encodes texts as the module was trained on them.
         texts: the texts.
         store: what is known already, and where new norms are kept; it must belong to this module.
-        progress: called with a number of texts whenever so many more are known.
+        progress: called with the number of texts that have just become known.
 
     Raises:
         StorageError: the store cannot be written.

@@ -1,7 +1,7 @@
 """Gradient norms: how strongly each text pulls on the trained parameters, by the gradient of its mean token loss.
 
 The gradient is over the parameters that require one, in evaluation mode: no dropout. Frozen parts of the model take no
-gradient of their own, blocks below the lowest adapter none at all, and logits exist a slice of rows at a time.
+gradient, blocks below the lowest adapter none at all, and logits exist a slice of rows at a time.
 
 Many texts go through one backward pass where every trained parameter is a linear module's: what such a module reads and
 the gradient of what it writes give each text's own gradient, G = Σ_t g_t x_tᵀ, as one batched product (the method of
@@ -64,7 +64,7 @@ def gradient_norms(
         encoded: the texts, as the module was trained on them.
         norms: p of each norm, at least 1; `math.inf` for the largest entry.
         batch_tokens: tokens that go through one backward pass, padding included.
-        progress: called with a number of texts whenever so many more are done.
+        progress: called with the number of texts that have just been finished.
 
     Raises:
         InvalidValueError: no parameter of the module requires a gradient, or a norm is below 1.

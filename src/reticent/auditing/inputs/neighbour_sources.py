@@ -35,7 +35,7 @@ class MaskedLm:
         """Take a masked language model.
 
         Raises:
-            ModelError: the tokenizer has no mask token, or does not say where tokens stand.
+            ModelError: the tokenizer has no mask token, or gives no character spans of tokens.
         """
         if tokenizer.mask_token_id is None:
             raise ModelError(f"{name} has no mask token, so it is no masked language model; name another with --mlm")
@@ -90,7 +90,7 @@ class MaskedLm:
 
 
 class BaseResampler:
-    """Proposes from what stands to the left of a token in the original text. Implements `NeighbourSource`.
+    """Proposes from what precedes a token in the original text. Implements `NeighbourSource`.
 
     Attributes:
         name: for the report.
@@ -102,7 +102,7 @@ class BaseResampler:
         """Take the base as a scorer.
 
         Raises:
-            ModelError: the tokenizer does not say where tokens stand.
+            ModelError: the tokenizer gives no character spans of tokens.
         """
         self._scorer = scorer
         self.fingerprint = scorer.fingerprint

@@ -1,11 +1,11 @@
 """Neighbours of a text: the same text with a few tokens swapped for others that a language model finds likely.
 
 Used as the neighbourhood attack's comparison (Mattern et al. 2023) and as the paraphrases of SPV-MIA. Proposals come
-from a masked language model, or, where none is at hand, from the audited model's own base, token by token from what
-stands to the left. Either way:
+from a masked language model, or, where none is available, from the audited model's own base, token by token from what
+precedes it. Either way:
 
 * a swap replaces the token's characters in the text; everything around them stays as it is, to the byte;
-* a token is swapped only for one of its own kind (beginning of a word, inside of a word), never for itself;
+* a token is swapped only for one of the same kind (beginning of a word, inside of a word), never for itself;
 * special tokens are neither swapped nor swapped in;
 * no neighbour is the text itself, and no two are the same. A text with too few places gets fewer of them, or none.
 
@@ -29,7 +29,7 @@ from reticent.text.corpus import text_hash
 SWAPPED_SHARE = 0.1
 """The share of a text's tokens that one neighbour swaps, at least one."""
 _MOST_LIKELY = 50
-"""Swaps are drawn from so many tokens that the model finds most likely."""
+"""Number of most likely tokens that a swap is drawn from."""
 _ROUNDS = 4
 _TEXTS_A_WRITE = 16
 
@@ -50,7 +50,7 @@ class Tokens:
 
 
 class NeighbourSource(Protocol):
-    """A language model that proposes what else could stand in a text's places."""
+    """A language model that proposes other tokens for places of a text."""
 
     @property
     def fingerprint(self) -> str:
@@ -67,7 +67,7 @@ class NeighbourSource(Protocol):
         ...
 
     def proposals(self, tokens: Tokens, places: Sequence[NDArray[np.int64]]) -> Iterator[NDArray[np.float32]]:
-        """For each set of places, int64[K], the logits of what could stand there, float32[K, V]."""
+        """For each set of places, int64[K], the logits of the tokens there, float32[K, V]."""
         ...
 
 
@@ -103,7 +103,7 @@ def load_or_make_neighbours(
         source: what proposes swaps.
         seed: of the places and the draws.
         folder: where they are kept.
-        progress: called with a number of texts whenever so many more have their neighbours.
+        progress: called with the number of texts that have just got their neighbours.
 
     Raises:
         StorageError: the store cannot be written.
@@ -183,7 +183,7 @@ def _generator(seed: int, text: str) -> np.random.Generator:
 
 
 def token_spans(tokenizer: Any, text: str, max_tokens: int) -> Tokens:
-    """Encode a text with its special tokens, keeping where each token stands in it.
+    """Encode a text with its special tokens, keeping each token's span in it.
 
     Args:
         tokenizer: a fast `transformers` tokenizer.

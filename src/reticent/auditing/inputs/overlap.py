@@ -1,9 +1,9 @@
-"""Texts that stand in both sets, or nearly do: found before anything is scored.
+"""Texts that are in both sets, or nearly are: found before anything is scored.
 
 An attack's figure means something only if members and non-members differ in membership alone. A text in both sets is
 refused, since it has no label. A non-member that nearly repeats a member is scored and counted, since the model may
 have learned it from its twin; the report warns of it. What counts as near is the Jaccard index of five-word
-shingles (`text.deduplication`), of whole texts and of what is left of them where the model reads them cut.
+shingles (`text.deduplication`), of whole texts and, where the model reads them cut, of the part that it reads.
 
 Only hashes leave this module: no message quotes a text.
 """
@@ -101,7 +101,7 @@ def compare_sets(
     join_near_duplicates(sets, [*members.texts, *nonmembers.texts], threshold)
     if read_texts is not None:
         join_near_duplicates(sets, read_texts, threshold)
-    # The smallest position stands for its set, and members come first.
+    # The smallest position represents its set, and members come first.
     groups = tuple(sets.find(position) for position in range(num_members + len(nonmembers.texts)))
     pairs = tuple(
         NearDuplicate(member_hash=members.hashes[root], nonmember_hash=nonmember)

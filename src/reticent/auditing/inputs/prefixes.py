@@ -1,9 +1,9 @@
 """Texts behind a prefix of non-members, for ReCaLL (arXiv 2406.15968): the prefix is read once for all texts.
 
 The prefix is some whole texts ("shots"), each followed by a blank line, behind the tokenizer's beginning-of-text token.
-No end-of-text token stands inside it. Of a text the same tokens are scored as without a prefix; of the prefix, none.
+No end-of-text token is inside it. Of a text the same tokens are scored as without a prefix; of the prefix, none.
 
-A text never stands in its own prefix. The text that is a shot itself gets the prefix without it, and no other text's
+A text is never part of its own prefix. The text that is a shot itself gets the prefix without it, and no other text's
 prefix changes for that.
 """
 
@@ -56,7 +56,7 @@ class PrefixedScorer:
         """The signals of each text's own tokens, in order; None for a text of which no token is predicted.
 
         Raises:
-            InvalidValueError: a text is the only shot of its own prefix, or longer than was said.
+            InvalidValueError: a text is the only shot of its own prefix, or longer than announced.
         """
         result: list[TokenSignals | None] = [None] * len(texts)
         encoded = self._scorer.encode(texts)

@@ -1,11 +1,11 @@
 """SPV-MIA's reference (NeurIPS 2024): the base, adapted to what the target itself writes.
 
-The target is given the beginnings of texts it was not trained on, and goes on from each by sampling. A model adapted to
-those texts has learnt the target's domain and manner, but none of its members, so that what is left between the two is
+The target is given the beginnings of texts it was not trained on, and continues each by sampling. A model adapted to
+those texts has learnt the target's domain and manner, but none of its members, so that what remains between the two is
 memory of the members. The beginnings must not be those of texts that are scored.
 
 Everything is kept in a folder: what the target wrote (texts, so readable by their owner alone), and the adapted
-reference; a killed run goes on where it stopped.
+reference; a killed run resumes where it stopped.
 
 Shape suffixes: B rows, V vocabulary.
 """
@@ -33,7 +33,7 @@ from reticent.training.trainer import AdaptRequest, adapt
 
 _ROWS_AT_ONCE = 16
 _MOST_LIKELY = 50
-"""Tokens are drawn from so many of the most likely, as in the paper's public code."""
+"""Number of most likely tokens that a token is drawn from, as in the paper's public code."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def self_prompted_texts(
         beginnings: texts it was not trained on and that are not scored; their first tokens are used.
         prompting: how.
         store: what is written already, and where new texts are kept.
-        progress: told the number of tokens written.
+        progress: called with the number of tokens written.
 
     Raises:
         AuditError: no beginning is long enough.
@@ -128,7 +128,7 @@ def self_prompted_reference(
     own = folder / f"self-prompted-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
     texts = self_prompted_texts(scorer, beginnings, prompting, TextStore(own / "written.jsonl"), progress)
     if len(set(texts)) < 2:
-        raise AuditError("the target writes no text of its own, so there is nothing to adapt SPV-MIA's reference to")
+        raise AuditError("the target writes no text, so there is nothing to adapt SPV-MIA's reference to")
     corpus = own / "corpus.jsonl"
     atomic_write_bytes(corpus, json_lines({"text": text} for text in texts))
     request = AdaptRequest(
@@ -171,7 +171,7 @@ def _sample_token(logits_V: NDArray[np.float32], generator: np.random.Generator)
 
 
 def _prompts(scorer: ModelScorer, beginnings: Sequence[str], num_tokens: int) -> list[EncodedText]:
-    """The first tokens of every text that has more than so many."""
+    """The first `num_tokens` tokens of every text that has more."""
     return [
         EncodedText(text.token_ids[:num_tokens], text.input_ids, text.first_scored, truncated=True)
         for text in _encode_prompts(scorer, beginnings)

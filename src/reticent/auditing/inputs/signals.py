@@ -1,4 +1,4 @@
-"""The table every attack reads: what one model says of each text, found by the text's hash.
+"""The table every attack reads: one model's signals for each text, found by the text's hash.
 
 A row is never found by its position: two lists of texts in different orders are the oldest way to score the wrong one.
 """
@@ -23,7 +23,7 @@ class ScoreTable(Mapping[str, TokenSignals | None]):
         signals: the signals of each; None where no token of the text is predicted.
 
     Raises:
-        InvalidValueError: a hash stands twice, or the two differ in length.
+        InvalidValueError: a hash occurs twice, or the two differ in length.
     """
 
     hashes: tuple[str, ...]
@@ -33,7 +33,7 @@ class ScoreTable(Mapping[str, TokenSignals | None]):
         if len(self.hashes) != len(self.signals):
             raise InvalidValueError(f"{len(self.hashes)} hashes but {len(self.signals)} signals; give one for each")
         if len(self._by_hash) != len(self.hashes):
-            raise InvalidValueError("a text's hash stands in a score table twice; score each text once")
+            raise InvalidValueError("a text's hash occurs in a score table twice; score each text once")
 
     def __getitem__(self, text_hash: str) -> TokenSignals | None:
         """The signals of a text.

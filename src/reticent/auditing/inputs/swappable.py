@@ -15,10 +15,10 @@ _NOT_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class SwappableTokens:
-    """The tokens of a vocabulary that stand for whole, visible characters.
+    """The tokens of a vocabulary that are whole, visible characters.
 
     Attributes:
-        kinds: for each token id how it stands in a word, int64[V]; -1 for one that is never swapped: a special token,
+        kinds: for each token id its position in a word, int64[V]; -1 for one that is never swapped: a special token,
             blank space, or a part of a character.
         surfaces: the characters of each token, without blank space around them.
     """
@@ -27,14 +27,14 @@ class SwappableTokens:
         """Read a tokenizer's vocabulary.
 
         Args:
-            tokenizer: a `transformers` tokenizer that knows where its tokens stand in a text.
+            tokenizer: a `transformers` tokenizer that gives the character spans of its tokens.
             vocab_size: entries of the model's logits; ids that the tokenizer does not know are never swapped in.
 
         Raises:
-            ModelError: the tokenizer does not say where tokens stand.
+            ModelError: the tokenizer gives no character spans of tokens.
         """
         if not tokenizer.is_fast:
-            raise ModelError("neighbours need a fast tokenizer, which says where a token stands in the text")
+            raise ModelError("neighbours need a fast tokenizer, which gives the character span of a token in the text")
         known = min(len(tokenizer), vocab_size)
         names = tokenizer.convert_ids_to_tokens(list(range(known)))
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}

@@ -1,6 +1,6 @@
 """Separation of members from non-members by scores: rates, areas and the ε they imply, with intervals. NumPy/SciPy.
 
-More score = more likely a member. Equal scores are never told apart; infinite scores rank like others; NaN is refused.
+More score = more likely a member. Ties are never broken; infinite scores rank like others; NaN is refused.
 """
 
 from reticent.auditing.metrics.advantage import membership_advantage

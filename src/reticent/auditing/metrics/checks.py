@@ -1,4 +1,4 @@
-"""Figures that should not be believed as they stand."""
+"""Warnings about figures that have another explanation than leakage."""
 
 import numpy as np
 from numpy.typing import ArrayLike

@@ -10,7 +10,7 @@ from reticent.stats.intervals import tpr_interval
 from reticent.stats.roc import check_scores
 
 NONMEMBERS_TIMES_FPR = 3
-"""A rate is shown from 3/FPR non-members: if none of so many is flagged, the FPR is below the stated one at 95 %."""
+"""A rate is shown from 3/FPR non-members: if none of them is flagged, the FPR is below that one at 95 %."""
 
 
 def unavailable_rate(fpr: float, num_nonmembers: int) -> str | None:

@@ -116,7 +116,7 @@ class RemoteScorer:
         settings = {"n": num_samples or 1, "seed": seed, "temperature": 0.0 if num_samples is None else 1.0}
 
         def one(target: ExtractionTarget) -> int | None:
-            # A token is at least one byte of the text, and one more may stand for the space before it.
+            # A token is at least one byte of the text, and one more may be the space before it.
             longest = len(target.secret.encode()) + 1
             body = {"model": self.model, "prompt": before + target.prompt, "max_tokens": longest, **settings}
             try:

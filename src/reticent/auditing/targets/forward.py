@@ -31,7 +31,7 @@ _NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False)
 class ScoredSequence:
-    """One text behind whatever stands before it.
+    """One text behind whatever precedes it.
 
     Attributes:
         number: its place in the list that is scored.
@@ -64,7 +64,7 @@ class SharedBeginning:
     cache: Any
 
     def for_batch(self, size: int) -> Any:
-        """A cache of its own for so many sequences."""
+        """Return a separate copy of the cache for a batch of `size` sequences."""
         own = copy.deepcopy(self.cache)
         own.batch_select_indices(torch.zeros(size, dtype=torch.int64, device=own.layers[0].keys.device))
         return own
@@ -198,7 +198,7 @@ class TextForward:
                 whole = np.concatenate([ids_BT, new_BN[:, : step + 1]], axis=1)
                 logits_BV = self._decoder_logits([ScoredSequence(0, ids, 0, encoder_ids) for ids in whole], 0)[:, -1]
             else:
-                # Virtual tokens are in the cache once the beginning is read, so the model inside goes on from there.
+                # Virtual tokens are in the cache once the beginning is read, so the wrapped model continues from there.
                 model = self._module if cache is None else self._inner
                 read = ids_BT if cache is None else new_BN[:, step - 1 : step]
                 output = model(input_ids=torch.from_numpy(read).to(self._inner.device), cache=cache, use_cache=True)
@@ -222,7 +222,7 @@ class TextForward:
         # No attention mask: with the padding on the right, causal attention hides it from every real token.
         ids = self._pad_rows([s.token_ids[shared.num_tokens : -1] for s in batch], pad_id)
         if shared.num_tokens:
-            # Virtual tokens stand in the cache, before everything, so the model inside goes on from there.
+            # Virtual tokens come first in the cache, so the wrapped model continues from there.
             cache = shared.for_batch(len(batch))
             logits: Tensor = self._inner(input_ids=ids, cache=cache, use_cache=True).logits
         else:

@@ -1,4 +1,4 @@
-"""Requests that are repeated while a server is busy, slow or down, and given up after so many attempts."""
+"""A client that repeats requests while a server is busy, slow or down, up to a number of attempts."""
 
 import email.utils
 import time

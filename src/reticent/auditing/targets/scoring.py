@@ -3,9 +3,9 @@
 What is guaranteed:
 
 * a text is encoded exactly as it was for training, through the template stored with the model;
-* real tokens only are scored: never padding, never virtual tokens, never what stands before the text;
+* real tokens only are scored: never padding, never virtual tokens, never what precedes the text;
 * the signals of a text do not depend on the texts beside it. Batches are padded on the right, where no real token of a
-  causal model looks; what is left is the order in which matrix products sum: about 1e-6 nats in float32, and in
+  causal model looks; what remains is the order in which matrix products sum: about 1e-6 nats in float32, and in
   bfloat16 the rounding of hidden states, some hundredths of a nat a token;
 * adapters are applied as they were trained, never merged into the base.
 
@@ -118,8 +118,8 @@ class ModelScorer:
     ) -> list[TokenSignals | None]:
         """The same for encoded texts, each behind a common prefix.
 
-        The prefix is read once, and its keys and values serve every text. The same tokens are scored as without it, and
-        none of its own. The tokenizer's beginning-of-text token goes before it.
+        The prefix is read once, and its keys and values serve every text. The same tokens are scored as without it,
+        and none of the prefix. The tokenizer's beginning-of-text token goes before it.
 
         Args:
             encoded: what `encode` gave.
@@ -154,7 +154,7 @@ class ModelScorer:
 
     @torch.inference_mode()
     def continuations(self, beginnings: Sequence[EncodedText], draw: Draw, num_tokens: int) -> NDArray[np.int64]:
-        """Tokens that go on from beginnings of equal length, int64[B, num_tokens]; see `TextForward.continuations`."""
+        """Continue beginnings of equal length, int64[B, num_tokens]; see `TextForward.continuations`."""
         before = self._forward.demonstration_ids
         ids_BT = np.stack([self._sequence(number, text, before).token_ids for number, text in enumerate(beginnings)])
         with self._forward.ready():
@@ -170,7 +170,7 @@ class ModelScorer:
         longest = max((len(s.token_ids) for s in sequences), default=0) - len(self._forward.demonstration_ids)
         if limit is not None and longest > limit:
             raise InvalidValueError(
-                f"a text of {longest} tokens, with what stands before it, does not fit the model's context of {limit}; "
+                f"a text of {longest} tokens, with what precedes it, does not fit the model's context of {limit}; "
                 f"use a template with a lower max_tokens than {self.template.max_tokens}"
             )
 

@@ -82,17 +82,17 @@ class Target:
 
     Attributes:
         kind: what it is.
-        record: what the report says of it: JSON values, no texts.
+        record: what the report says about it: JSON values, no texts.
         scorer: the model.
         template: what it is given of a text.
         reference: the base before adaptation, or None.
-        reference_record: what the report says of that.
+        reference_record: what the report says about the reference.
         base: what the base model is called, so that it can be loaded again; None for a server.
         module: the model's weights and what trains of them, for attacks that need them; None for a server.
         member_hashes: SHA-256 of the texts it was trained on; None where that is not known.
         heldout_hashes: the same of the texts that were held out.
         shadow_table: shadow models that come with the target, for some texts; None where there are none.
-        warnings: what the report must say of how it was opened.
+        warnings: what the report must say about how it was opened.
     """
 
     kind: TargetKind
@@ -115,7 +115,7 @@ class Target:
 
     @property
     def extractor(self) -> Extractor | None:
-        """Asks the target to go on from a prompt."""
+        """An extractor, which asks the target to continue a prompt."""
         if isinstance(self.scorer, RemoteScorer):
             return self.scorer
         if self.module is None or not isinstance(self.scorer, ModelScorer):
@@ -196,7 +196,7 @@ def _open_bottleneck(name: str, options: TargetOptions) -> Target:
 def _bare_adapter(
     kind: TargetKind, name: str, adapter: str, module: nn.Module, base: LanguageModel, options: TargetOptions
 ) -> Target:
-    """An adapter's own folder, without what an adapted folder says of texts and template."""
+    """An adapter's own folder, without an adapted folder's record of texts and template."""
     files = [path for path in sorted(Path(name).expanduser().iterdir()) if path.suffix in (".json", ".safetensors")]
     identity = _joined_hash(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
     record = {"kind": kind.value, "name": name, "adapter": adapter, **_base_facts(base, module)}
