@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from experiments.pac.operating_point import OperatingPoint, read_operating_point
-from experiments.pac.results import Findings, Header, write_file, write_result
+from experiments.pac.results import Findings, Header, write_file, write_findings
 from experiments.pac.settings import SETTINGS, TINY, Domain, Settings, Size
 from experiments.pac.sources import makers
 from reticent._files import json_lines, sha256_of_file
@@ -270,7 +270,7 @@ def run_script(name: str, description: str, measure: Measure, arguments: Sequenc
         )
         try:
             findings = measure(experiment)
-            written = write_result(experiment.out, experiment.header(), findings)
+            written = write_findings(experiment.out, experiment.header(), findings)
         except ReticentError as error:
             progress.note(f"error: {error}")
             return 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.pac.common import Experiment
-from experiments.pac.results import make_folder
+from experiments.pac.results import make_result_folder
 from reticent._files import atomic_write
 from reticent.benchmark.records import settings_hash
 from reticent.decoding.votes import Decoder
@@ -50,7 +50,7 @@ def _outcomes(experiment: Experiment, decoder: Decoder, mechanism: ReleaseMechan
     }
     path = experiment.folder / "sessions" / f"{settings_hash(identity)[:16]}.npz"
     if not path.is_file():
-        make_folder(path.parent)
+        make_result_folder(path.parent)
         _save(simulate_sessions(experiment.votes, decoder, mechanism, budget, settings), path)
     with np.load(path) as arrays:
         return SessionOutcomes(

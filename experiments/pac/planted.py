@@ -11,7 +11,7 @@ from experiments.pac.settings import Size
 from experiments.studies.canary import CanaryTexts, canary_texts
 from reticent.auditing.canaries.planting import Canary, CanaryKind, draw_canaries
 from reticent.evaluation.vote_casting import VoteSettings, votes_of_text
-from reticent.evaluation.vote_tensor import VoteTensor, concatenate
+from reticent.evaluation.vote_tensor import VoteTensor, concatenate_votes
 from reticent.randomness import PublicCoins
 from reticent.training.settings import LoraSettings, TrainingSettings
 from reticent.worlds.assignment import Assignment
@@ -138,7 +138,7 @@ class Planted:
         """The worlds' votes along the canaries."""
         forcing = self.experiment.forcing(self.run)
         seed = self.votes.coin_seed
-        return concatenate(
+        return concatenate_votes(
             [
                 votes_of_text(forcing, tokens, PublicCoins.from_seed(seed, text), self.votes)
                 for text, tokens in enumerate(self.canary_texts.tokens)

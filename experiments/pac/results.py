@@ -65,7 +65,7 @@ class Findings:
     warnings: tuple[str, ...] = ()
 
 
-def write_result(out: Path, header: Header, findings: Findings) -> list[Path]:
+def write_findings(out: Path, header: Header, findings: Findings) -> list[Path]:
     """Write NAME-DOMAIN.json, .md, and an .svg for each figure (-2, -3 … after the first); returns their paths.
 
     Raises:
@@ -86,7 +86,7 @@ def write_result(out: Path, header: Header, findings: Findings) -> list[Path]:
     return [out / name for name in files]
 
 
-def make_folder(path: Path) -> Path:
+def make_result_folder(path: Path) -> Path:
     """Make a folder unless it is there, and return it.
 
     Raises:
@@ -105,7 +105,7 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    make_folder(path.parent)
+    make_result_folder(path.parent)
     atomic_write_bytes(path, data)
 
 

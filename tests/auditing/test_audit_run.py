@@ -11,7 +11,7 @@ import pytest
 from fake_targets import Notes, WordScorer, fake_target, random_texts
 from tiny_models import build_tiny_model, byte_tokenizer
 
-from reticent.auditing.artifacts import read_result
+from reticent.auditing.artifacts import read_audit_result
 from reticent.auditing.attacks.registry import parse_attacks
 from reticent.auditing.inputs.gathering import GatheringSettings
 from reticent.auditing.run import AuditRequest, run_audit
@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_text_with_that_hash_whatever_the_order(tmp_path
 
 def test_the_result_is_read_back_as_it_was_and_the_attacks_tell_members(tmp_path):
     result = run_audit(request(tmp_path), Notes())
-    assert read_result(tmp_path / "out") == result
+    assert read_audit_result(tmp_path / "out") == result
     by_name = {attack.name: attack for attack in result.attacks}
     assert list(by_name) == CHEAP.split(",")
     assert by_name["reference"].auc.value > 0.8
@@ -258,7 +258,7 @@ def test_sets_that_differ_in_kind_are_warned_of(tmp_path):
     members = [f"patient {text}" for text in MEMBERS]
     result = run_audit(request(tmp_path, members=members), Notes())
     assert result.blind.beats_chance
-    assert any("told apart without any model" in warning for warning in result.warnings)
+    assert any("separated without any model" in warning for warning in result.warnings)
 
 
 def test_a_target_worse_than_its_reference_on_its_members_is_warned_of(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from small_grids import TOML, RecordingProgress, distinct_texts, fake_cell, small_grid
 
 from reticent.benchmark.grid import GridRequest, run_grid
-from reticent.benchmark.records import CellState, begin_cell, read_record, read_result, source_revision
+from reticent.benchmark.records import CellState, begin_cell, read_cell_audit, read_cell_record, source_revision
 from reticent.errors import ModelError, StorageError
 from reticent.text.corpus import read_corpus
 
@@ -47,8 +47,8 @@ def test_every_cell_runs_once_and_is_recorded(request_in):
     assert progress.begun == [(name, number, 4) for number, name in enumerate(NAMES, start=1)]
     assert progress.ended == [(name, "done", False) for name in NAMES]
     folder = request_in().out / "cells" / NAMES[0]
-    assert read_record(folder) == records[0]
-    assert read_result(folder) == fake_cell()[0]
+    assert read_cell_record(folder) == records[0]
+    assert read_cell_audit(folder) == fake_cell()[0]
     assert records[0].settings["technique"]["technique"] == "lora"
     assert {"reticent", "torch"} <= set(records[0].versions)
 
@@ -98,7 +98,7 @@ def test_an_interrupted_grid_goes_on_with_the_cell_it_stopped_in(request_in):
     with pytest.raises(KeyboardInterrupt):
         run_grid(request_in(), stopped, RecordingProgress())
     begun = request_in().out / "cells" / NAMES[2]
-    assert read_record(begun) is None
+    assert read_cell_record(begun) is None
     assert (begun / "half").is_file()  # kept, for the trainer to go on from
 
     class Resuming(Runner):

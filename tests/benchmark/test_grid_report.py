@@ -5,7 +5,7 @@ from small_grids import TOML, RecordingProgress, distinct_texts, facts, small_gr
 from reticent.auditing.results import RateAtFpr
 from reticent.benchmark.grid import GridRequest, run_grid
 from reticent.benchmark.records import CellRecord, CellState
-from reticent.reports.grid import CellOutcome, grid_report, pooled, report_grid
+from reticent.reports.grid import CellOutcome, grid_report, pool_estimates, report_grid
 from reticent.reports.model import HeatMap, Report
 
 AUCS = {("lora", "a"): 0.6, ("lora", "b"): 0.7, ("full", "a"): 0.8, ("full", "b"): 0.9}
@@ -71,7 +71,7 @@ def test_factors_group_the_cells(outcomes, factor, means):
 
 
 def test_pooling_never_narrows_an_interval():
-    mean = pooled([estimate(0.5, 0.1), estimate(0.7, 0.3)])
+    mean = pool_estimates([estimate(0.5, 0.1), estimate(0.7, 0.3)])
     assert (mean.value, mean.low, mean.high) == pytest.approx((0.6, 0.4, 0.8))
 
 
@@ -105,7 +105,7 @@ def test_warnings_about_single_figures_are_counted_first_and_listed_last(outcome
     attack = outcomes[0].result.attacks[0].model_copy(update={"warnings": ("separates", "collapsed")})
     marked = CellOutcome(outcomes[0].cell, outcomes[0].record, sample_audit(attacks=(attack,), warnings=()))
     report = grid_report(small_grid(), [marked])
-    assert report.warnings == ("2 figures carry a warning of their own; they are listed at the end",)
+    assert report.warnings == ("2 figures carry their own warning; they are listed at the end",)
     assert tables(report)["warnings"].rows == (
         ("Likelihood", "separates", outcomes[0].record.name),
         ("Likelihood", "collapsed", outcomes[0].record.name),

@@ -2,7 +2,7 @@ import pytest
 from small_grids import TOML, small_grid
 
 from reticent.auditing.attacks.registry import AttackName
-from reticent.benchmark.settings import columns_of, parse_grid, read_grid, shipped_grids
+from reticent.benchmark.settings import columns_of, list_shipped_grids, parse_grid, read_grid
 from reticent.errors import InvalidValueError
 from reticent.training.settings import Technique
 
@@ -83,7 +83,7 @@ def test_columns_of_a_template(template, columns):
 
 
 def test_the_shipped_grids_are_what_they_say():
-    assert shipped_grids() == ("cpu", "privauditor", "smoke")
+    assert list_shipped_grids() == ("cpu", "privauditor", "smoke")
     smoke, cpu, paper = (read_grid(name) for name in ("smoke", "cpu", "privauditor"))
     for grid in (smoke, cpu, paper):
         assert {choice.technique for choice in grid.techniques} == set(Technique)

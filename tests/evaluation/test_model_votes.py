@@ -10,7 +10,7 @@ from reticent.decoding.votes import Decoder
 from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import InvalidValueError
 from reticent.evaluation.vote_casting import VoteSettings, votes_of_text
-from reticent.evaluation.vote_tensor import concatenate
+from reticent.evaluation.vote_tensor import concatenate_votes
 from reticent.layers.adapters import StackedAdapters, select_modules
 from reticent.layers.forward import batched_decoder
 from reticent.randomness import PublicCoins
@@ -31,7 +31,7 @@ def tensor(model):
     down = {m.path: 0.3 * torch.randn(2, 2, m.in_features) for m in modules}
     up = {m.path: 0.3 * torch.randn(2, m.out_features, 2) for m in modules}
     forcing = TeacherForcing(decoder, StackedAdapters(down, up, alpha=4.0))
-    return concatenate(
+    return concatenate_votes(
         [votes_of_text(forcing, tokens, PublicCoins.from_seed(5, i), SETTINGS) for i, tokens in enumerate(TEXTS)]
     )
 

@@ -13,7 +13,7 @@ from reticent.engine.engine import Engine
 from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import InvalidValueError, OutputExistsError, RunDirectoryError
 from reticent.evaluation.vote_casting import CastingRequest, VoteSettings, cast_vote_tensor, load_votes
-from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenate
+from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenate_votes
 from reticent.layers.adapters import StackedAdapters, select_modules
 from reticent.layers.forward import batched_decoder
 from reticent.randomness import PublicCoins
@@ -188,6 +188,6 @@ def test_only_votes_of_one_kind_are_joined(parts, forcing, tmp_path):
     with_full = cast_vote_tensor(forcing, request(tmp_path / "one"), SETTINGS, Progress())
     without = cast_vote_tensor(TeacherForcing(*parts[:2]), request(tmp_path / "two"), SETTINGS, Progress())
     with pytest.raises(InvalidValueError, match="settings"):
-        concatenate([with_full, without])
+        concatenate_votes([with_full, without])
     with pytest.raises(InvalidValueError, match="at least one text"):
-        concatenate([])
+        concatenate_votes([])

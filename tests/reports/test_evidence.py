@@ -2,7 +2,7 @@ import pytest
 from sample_audits import sample_attack, sample_audit
 
 from reticent.auditing.metrics import unavailable_rate
-from reticent.reports.evidence import evidence_section, findings, lowest_reportable_fpr, texts_needed
+from reticent.reports.evidence import count_texts_needed, evidence_section, findings, lowest_reportable_fpr
 from reticent.reports.model import Table
 
 EDPB_CLASSES = {
@@ -49,7 +49,7 @@ def test_the_lowest_rate_never_exceeds_one():
 
 @pytest.mark.parametrize(("fpr", "needed"), [(0.001, 3000), (0.01, 300), (0.05, 60), (0.07, 43)])
 def test_texts_needed_are_the_fewest_that_the_metrics_accept(fpr, needed):
-    assert texts_needed(fpr) == needed
+    assert count_texts_needed(fpr) == needed
     assert unavailable_rate(fpr, needed) is None
     assert unavailable_rate(fpr, needed - 1) is not None
 

@@ -286,7 +286,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         r"lora_A\.weight has shape \(3, \d+\), which is not of rank 8, the r in adapter_config\.json",
     ),
     "rank-no-number": (lambda f: edit_config(f, r=True), "positive finite r, it has True"),
-    "alpha-twice": (lambda f: repeat_key(f, "lora_alpha"), "stands twice"),
+    "alpha-twice": (lambda f: repeat_key(f, "lora_alpha"), "occurs twice"),
     "integers": (lambda f: poison(f, lambda t: t.to(torch.int8)), "q_proj.*lora_A.* numbers of type int8"),
     "nan": (lambda f: poison(f, lambda t: t.index_fill(0, torch.tensor([1]), torch.nan)), NOT_FINITE),
     "infinite": (lambda f: poison(f, lambda t: t.index_fill(1, torch.tensor([2]), -torch.inf)), NOT_FINITE),

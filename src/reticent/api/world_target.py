@@ -1,7 +1,7 @@
 """A world of a run directory as the target of an audit, with the other worlds as its shadow models.
 
-The world is exported as a PEFT folder into the cache, so that every attack sees an ordinary model; what the other
-worlds say of each text comes from the ensemble's batched pass, kept in the cache text by text. Nothing here reads a
+The world is exported as a PEFT folder into the cache, so that every attack sees an ordinary model; the other
+worlds' signals for each text come from the ensemble's batched pass and are cached text by text. Nothing here reads a
 deployment's ledger: which world was realised stays unknown.
 """
 

@@ -23,7 +23,7 @@ class ScoreColumn:
     missing: Mapping[str, str]
 
 
-def make_folder(out: Path) -> None:
+def make_audit_folder(out: Path) -> None:
     """Make the folder of an audit unless it is there.
 
     Raises:
@@ -67,7 +67,7 @@ def write_scores(
     atomic_write(out / SCORES_NAME, lambda scratch: pq.write_table(pa.table(table), scratch))
 
 
-def write_result(out: Path, result: AuditResult) -> None:
+def write_audit_result(out: Path, result: AuditResult) -> None:
     """Write `report.json`.
 
     Raises:
@@ -76,6 +76,6 @@ def write_result(out: Path, result: AuditResult) -> None:
     atomic_write_bytes(out / RESULT_NAME, (result.model_dump_json(indent=2) + "\n").encode())
 
 
-def read_result(out: Path) -> AuditResult:
-    """Read the result that `write_result` wrote into a folder."""
+def read_audit_result(out: Path) -> AuditResult:
+    """Read the result that `write_audit_result` wrote into a folder."""
     return AuditResult.model_validate_json((out / RESULT_NAME).read_text("utf-8"))

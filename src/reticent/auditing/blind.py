@@ -70,10 +70,10 @@ def blind_baseline(
         )
         classifier.fit([texts[i] for i in train], labels[train])
         scores[held_out] = classifier.decision_function([texts[i] for i in held_out])
-    return _compared_with_chance(scores[labels == 1], scores[labels == 0], folds.get_n_splits(), seed, confidence)
+    return _compare_with_chance(scores[labels == 1], scores[labels == 0], folds.get_n_splits(), seed, confidence)
 
 
-def _compared_with_chance(
+def _compare_with_chance(
     of_members: NDArray[np.float64], of_nonmembers: NDArray[np.float64], num_folds: int, seed: int, confidence: float
 ) -> BlindBaseline:
     value = auc(of_members, of_nonmembers)

@@ -259,7 +259,7 @@ def summarise_attack(
     members, nonmembers = np.asarray(member_scores, np.float64), np.asarray(nonmember_scores, np.float64)
     identity = {"name": str(attack.name), "title": attack.title, "source": attack.source, "missing": tuple(missing)}
     if min(len(members), len(nonmembers)) < 2:
-        return SkippedAttack(**identity, reason=_reason_skipped(len(members), len(nonmembers), missing))
+        return SkippedAttack(**identity, reason=_explain_skip(len(members), len(nonmembers), missing))
     area = metrics.auc(members, nonmembers)
     low, high = metrics.bootstrap_auc_interval(members, nonmembers, seed, confidence, num_resamples)
     advantage = metrics.membership_advantage(members, nonmembers, seed, confidence)
@@ -287,7 +287,7 @@ def summarise_attack(
     )
 
 
-def _reason_skipped(num_members: int, num_nonmembers: int, missing: Sequence[MissingScore]) -> str:
+def _explain_skip(num_members: int, num_nonmembers: int, missing: Sequence[MissingScore]) -> str:
     reason = f"it scored {num_members} members and {num_nonmembers} non-members, and two of each are needed"
     if not missing:
         return reason

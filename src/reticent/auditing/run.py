@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from reticent._records import package_versions
-from reticent.auditing.artifacts import ScoreColumn, make_folder, write_result, write_scores
+from reticent.auditing.artifacts import ScoreColumn, make_audit_folder, write_audit_result, write_scores
 from reticent.auditing.attacks.evidence import Missing, Need
 from reticent.auditing.attacks.registry import Attack
 from reticent.auditing.blind import blind_baseline
@@ -108,7 +108,7 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
         has_masked_lm=request.gathering.mlm is not None,
         has_shadows=bool(request.gathering.shadows) or target.shadow_table is not None,
     )
-    make_folder(request.out)
+    make_audit_folder(request.out)
     gatherer = Gatherer(target, members, nonmembers, request.gathering, progress)
     found = gatherer.gather(plan.needs)
     _refuse_nothing_scored(found)
@@ -130,7 +130,7 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
         settings=_settings_record(request),
         versions=package_versions(),
     )
-    write_result(request.out, result)
+    write_audit_result(request.out, result)
     return result
 
 

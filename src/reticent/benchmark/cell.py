@@ -1,6 +1,6 @@
 """One cell of a grid: adapt a base model on the members, audit it on members and held-out texts.
 
-Who is a member is what the trainer wrote down, by hash. Attacks with a limit of their own are run on the first texts of
+Who is a member is what the trainer wrote down, by hash. Attacks with their own limit are run on the first texts of
 each set, which are in random order, and join the others' figures; each figure says how many texts it is from.
 """
 
@@ -32,10 +32,10 @@ from reticent.training.trainer import AdaptRequest, adapt
 
 
 def run_cell(work: CellWork, progress: Progress) -> tuple[AuditResult, CellFacts]:
-    """Adapt and audit; goes on where an earlier attempt stopped.
+    """Adapt and audit; resume where an earlier attempt stopped.
 
     Raises:
-        ReticentError: whatever stands in the way of either.
+        ReticentError: either of them failed; the message says why.
     """
     source = _source(work)
     adapted = adapt(_adapt_request(work, source), progress, resume=True)

@@ -20,7 +20,7 @@ from reticent.text.deduplication import DisjointSets, join_near_duplicates
 from reticent.text.formats import read_rows
 
 TextMaker = Callable[[int], list[str]]
-"""Makes so many texts, the same ones each time."""
+"""Maker of a number of texts, the same ones each time."""
 
 _POOL_PER_TEXT = 4
 """How many texts are looked at for near-duplicates for each one wanted."""
@@ -48,7 +48,7 @@ def prepare_data(
         makers: what makes texts for data sets that are `made`.
 
     Raises:
-        CorpusError: the data set is not to be had, has not the columns, or has too few different texts.
+        CorpusError: the data set cannot be fetched, lacks the columns, or has too few different texts.
         InvalidValueError: no maker has the name.
         StorageError: the texts cannot be written.
     """

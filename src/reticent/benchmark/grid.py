@@ -6,7 +6,7 @@
     OUT/cells/NAME/       one adapted model and its audit
     OUT/report.*          the whole grid
 
-A run that was stopped goes on with the first cell that is not finished; a cell that failed is tried again. The folder
+A run that was stopped resumes with the first cell that is not finished; a cell that failed is tried again. The folder
 holds the texts, and models adapted on them: treat it as private as they are.
 """
 
@@ -28,9 +28,9 @@ from reticent.benchmark.records import (
     CellRecord,
     CellState,
     begin_cell,
-    finished_cell,
+    find_finished_cell,
     source_revision,
-    write_record,
+    write_cell_record,
 )
 from reticent.benchmark.settings import Grid, GridCell
 from reticent.errors import ReticentError, StorageError
@@ -94,7 +94,7 @@ def run_grid(request: GridRequest, run_cell: CellRunner, progress: GridProgress)
     Args:
         request: what to run, and where.
         run_cell: makes one cell.
-        progress: told of cells as they begin and end.
+        progress: notified of cells as they begin and end.
 
     Raises:
         StorageError: the folder, or a cell's record, cannot be written.
@@ -108,7 +108,7 @@ def run_grid(request: GridRequest, run_cell: CellRunner, progress: GridProgress)
         data = prepared[cell.dataset.name]
         settings = request.grid.cell_settings(cell)
         folder = request.out / "cells" / cell.name
-        earlier = None if isinstance(data, ReticentError) else finished_cell(folder, settings, data.sha256)
+        earlier = None if isinstance(data, ReticentError) else find_finished_cell(folder, settings, data.sha256)
         progress.begin_cell(cell.name, number, len(cells))
         record = earlier or _run(request, cell, folder, data, run_cell, progress)
         progress.end_cell(record, reused=earlier is not None)
@@ -117,7 +117,7 @@ def run_grid(request: GridRequest, run_cell: CellRunner, progress: GridProgress)
 
 
 def _prepare_data(request: GridRequest, cell: GridCell) -> PreparedData | ReticentError:
-    """The texts of a cell's data set, or why they are not to be had: its cells fail, and the others go on."""
+    """The texts of a cell's data set, or the error that makes its cells, and no others, fail."""
     count = request.grid.members + request.grid.nonmembers
     folder = request.out / "data" / cell.dataset.name
     try:
@@ -161,7 +161,7 @@ def _run(
         versions=package_versions(),
         result_sha256=digest,
     )
-    write_record(folder, record)
+    write_cell_record(folder, record)
     return record
 
 

@@ -101,7 +101,7 @@ def settings_hash(settings: dict[str, Any]) -> str:
 def begin_cell(folder: Path, settings: dict[str, Any], data_sha256: str | None) -> None:
     """Make a cell's folder, and clear from it what was made with other settings or from other texts.
 
-    What the same cell had begun stays, so that it can go on from there.
+    Files of the same cell's earlier attempt stay, so that it can resume from them.
 
     Raises:
         StorageError: the folder cannot be made or cleared.
@@ -119,7 +119,7 @@ def begin_cell(folder: Path, settings: dict[str, Any], data_sha256: str | None) 
     atomic_write_bytes(path, begun)
 
 
-def write_record(folder: Path, record: CellRecord) -> None:
+def write_cell_record(folder: Path, record: CellRecord) -> None:
     """Write a cell's record, durably.
 
     Raises:
@@ -128,7 +128,7 @@ def write_record(folder: Path, record: CellRecord) -> None:
     atomic_write_bytes(folder / RECORD_NAME, (record.model_dump_json(indent=2) + "\n").encode())
 
 
-def read_record(folder: Path) -> CellRecord | None:
+def read_cell_record(folder: Path) -> CellRecord | None:
     """The record of a cell; None where there is none that this version reads."""
     try:
         return CellRecord.model_validate_json((folder / RECORD_NAME).read_bytes())
@@ -136,9 +136,9 @@ def read_record(folder: Path) -> CellRecord | None:
         return None
 
 
-def finished_cell(folder: Path, settings: dict[str, Any], data_sha256: str) -> CellRecord | None:
+def find_finished_cell(folder: Path, settings: dict[str, Any], data_sha256: str) -> CellRecord | None:
     """The record of a cell that is finished and was made with these settings from these texts, else None."""
-    record = read_record(folder)
+    record = read_cell_record(folder)
     if record is None or record.state is not CellState.DONE or record.data_sha256 != data_sha256:
         return None
     if record.settings_hash != settings_hash(settings):
@@ -147,7 +147,7 @@ def finished_cell(folder: Path, settings: dict[str, Any], data_sha256: str) -> C
     return record if result.is_file() and sha256_of_file(result) == record.result_sha256 else None
 
 
-def read_result(folder: Path) -> AuditResult:
+def read_cell_audit(folder: Path) -> AuditResult:
     """The audit of a finished cell."""
     return AuditResult.model_validate_json((folder / RESULT_NAME).read_bytes())
 

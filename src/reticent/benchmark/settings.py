@@ -34,7 +34,7 @@ Family = Literal["t5", "llama", "opt", "bloom", "gptj", "gpt2"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 EXPENSIVE_ATTACKS = (AttackName.NEIGHBOURHOOD, AttackName.SPV, AttackName.GRADIENT_NORM, AttackName.RECALL)
-"""Attacks that cost more than a lookup in the table of signals; they are the ones worth a limit of their own."""
+"""Attacks that cost more than a lookup in the table of signals; only these may be limited separately."""
 
 
 class ModelChoice(FrozenModel):
@@ -53,7 +53,7 @@ class ModelChoice(FrozenModel):
     tiny: bool = False
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _check_one_origin(self) -> Self:
         if (self.source is None) != self.tiny:
             raise ValueError("give either source (a folder, hub id or .gguf file) or tiny = true")
         return self
@@ -69,7 +69,7 @@ class DataSetChoice(FrozenModel):
         hub: a data set's id on the hub, taken where `path` is not given or not there.
         files: which of the hub's files hold the records.
         made: texts that the program makes itself, by the name of their maker.
-        template: how a record becomes a text; `{column}` stands for the value of a column.
+        template: how a record becomes a text; `{column}` is replaced by the value of a column.
         min_characters: shorter texts are left out.
         encoder_input: what an encoder-decoder's encoder reads.
     """
@@ -86,13 +86,13 @@ class DataSetChoice(FrozenModel):
 
     @field_validator("template")
     @classmethod
-    def _names_columns(cls, template: str) -> str:
+    def _check_columns_are_named(cls, template: str) -> str:
         if not columns_of(template):
             raise ValueError("name at least one column in braces, as {text}")
         return template
 
     @model_validator(mode="after")
-    def _has_a_source(self) -> Self:
+    def _check_source_is_given(self) -> Self:
         if (self.path or self.hub) is None and self.made is None:
             raise ValueError("give path (a corpus file), hub (a data set's id) or made")
         return self
@@ -121,7 +121,7 @@ class TechniqueChoice(FrozenModel):
     demonstrations: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _demonstrations_for_icl(self) -> Self:
+    def _check_demonstrations(self) -> Self:
         if (self.technique is Technique.ICL) != (self.demonstrations is not None):
             raise ValueError("demonstrations belongs to icl, which needs it")
         return self
@@ -136,13 +136,13 @@ class TrainingChoice(FrozenModel):
     gradient_checkpointing: bool = False
 
 
-def _known_attack(name: object) -> object:
+def _check_attack_is_known(name: object) -> object:
     if not isinstance(name, str) or name not in set(AttackName):
         raise ValueError(f"no attack is called {name!r}; the names are {', '.join(AttackName)}")
     return name
 
 
-Attack = Annotated[AttackName, BeforeValidator(_known_attack)]
+Attack = Annotated[AttackName, BeforeValidator(_check_attack_is_known)]
 
 
 class AttackChoice(FrozenModel):
@@ -163,7 +163,7 @@ class AttackChoice(FrozenModel):
     masked_lm: str | None = None
 
     @model_validator(mode="after")
-    def _limits_of_attacks_that_run(self) -> Self:
+    def _check_limited_attacks_run(self) -> Self:
         if strange := sorted(set(self.limits) - set(self.names)):
             raise ValueError(f"limits names {str(strange[0])!r}, which is not among names")
         return self
@@ -203,7 +203,7 @@ class Grid(FrozenModel):
     attacks: AttackChoice
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
+    def _check_names_are_unique(self) -> Self:
         for what, names in (
             ("models", [model.name for model in self.models]),
             ("datasets", [dataset.name for dataset in self.datasets]),
@@ -244,7 +244,7 @@ def columns_of(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fields)) if all(fields) else ()
 
 
-def shipped_grids() -> tuple[str, ...]:
+def list_shipped_grids() -> tuple[str, ...]:
     """The names of the grids that come with the package."""
     folder = files("reticent.benchmark") / "grids"
     return tuple(sorted(path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml")))
@@ -257,7 +257,7 @@ def read_grid(name: str) -> Grid:
         InvalidValueError: there is no such grid, it is not TOML, or a key is unknown, missing or out of range; the
             message names the key.
     """
-    if name in shipped_grids():
+    if name in list_shipped_grids():
         text = (files("reticent.benchmark") / "grids" / f"{name}.toml").read_text("utf-8")
         return parse_grid(text, name)
     path = Path(name)
@@ -266,12 +266,12 @@ def read_grid(name: str) -> Grid:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidValueError(
-            f"grid {name!r} cannot be read ({reason}); give a TOML file, or one of {', '.join(shipped_grids())}"
+            f"grid {name!r} cannot be read ({reason}); give a TOML file, or one of {', '.join(list_shipped_grids())}"
         ) from None
 
 
 def parse_grid(text: str, name: str) -> Grid:
-    """Read a grid from TOML; `name` stands in messages.
+    """Read a grid from TOML; `name` is what messages call it.
 
     Raises:
         InvalidValueError: see `read_grid`.

@@ -76,7 +76,7 @@ def plurality(votes_NM: NDArray[np.integer]) -> NDArray[np.int64]:
     starts_NM = np.ones(sorted_NM.shape, dtype=bool)
     starts_NM[:, 1:] = sorted_NM[:, 1:] != sorted_NM[:, :-1]
     run_NM = starts_NM.ravel().cumsum().reshape(sorted_NM.shape) - 1
-    # Runs stand in ascending order of tokens, and argmax takes the first of equals.
+    # Runs are in ascending order of tokens, and argmax takes the first of equals.
     longest_N = np.bincount(run_NM.ravel())[run_NM].argmax(axis=1)
     return _of_world(sorted_NM, longest_N)
 

@@ -79,7 +79,7 @@ def cost(
         decoder: how worlds vote.
         vocab_size: V.
         step_budget: b of the timed releases, in nats.
-        num_releases: time so many, from the first position on.
+        num_releases: number of releases to time, from the first position on.
         decoding_seconds: seconds of some decode steps, from `decode_seconds`.
     """
     votes, num_worlds = tensor.votes(decoder), tensor.num_worlds

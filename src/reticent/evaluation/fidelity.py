@@ -3,8 +3,9 @@
 The mixture is p̄ = (1/m) Σ_j p_j over the candidates, and the measure the total variation ½ Σ_c |P(Y = c) − p̄_c|, P
 being over coins, S and noise, by simulation at the positions whose logits were kept. Under fixed coins the expected
 share of worlds that vote c is p̄_c exactly, so the decoder's frequencies are compared with the shares of the very votes
-it was given: both have the same coins, and draws on which all worlds agree cancel. What noise is left, the row of the
-fresh-world draw shows, whose true distance is 0; read the others against it. The posterior is uniform everywhere.
+it was given: both have the same coins, and draws on which all worlds agree cancel. The noise that remains is what the
+row of the fresh-world draw shows, whose true distance is 0; read the others against it. The posterior is uniform
+everywhere.
 
 Shape suffixes: F positions, M worlds, K candidates, Q draws, V distinct votes, R draws of one, A active tokens.
 """
@@ -65,7 +66,7 @@ def fidelity(
         temperature: of the Gumbel decoder, as the votes were cast.
         budgets: b in nats, for each release mechanism.
         num_draws: draws of coins at each position.
-        max_positions: use at most so many of the positions with logits, spread evenly.
+        max_positions: the most positions with logits to use, spread evenly.
         seed: of all draws.
 
     Raises:
@@ -86,7 +87,7 @@ def fidelity(
     noise = SeededNoise(seed)
     for mechanism in ReleaseMechanism:
         for budget in sorted(budgets, reverse=True):
-            methods[(mechanism.value, budget)] = _releasing(batch_mechanism(mechanism, budget), noise, generator)
+            methods[(mechanism.value, budget)] = _make_release(batch_mechanism(mechanism, budget), noise, generator)
     distances: dict[tuple[str, float | None], list[float]] = {method: [] for method in methods}
     for index in chosen_F:
         scores_MK = tensor.logits_FMK[index].astype(np.float64) / temperature
@@ -116,7 +117,7 @@ def _coupled_votes(scores_MK: NDArray[np.float64], num_draws: int, generator: np
     return np.stack([(scores_MK + coins_K).argmax(axis=1) for coins_K in coins_QK])
 
 
-def _releasing(mechanism: BatchMechanism, noise: SeededNoise, generator: np.random.Generator) -> TokensOfVotes:
+def _make_release(mechanism: BatchMechanism, noise: SeededNoise, generator: np.random.Generator) -> TokensOfVotes:
     """One release a draw: S from the prior, the posterior uniform."""
 
     def release(votes_QM: Draws) -> Draws:

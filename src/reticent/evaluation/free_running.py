@@ -26,7 +26,7 @@ class NothingKept:
         """Keep nothing."""
 
     def reconcile(self, state: CuratorState) -> CuratorState:
-        """A commit cannot fail, so the state stands."""
+        """Do nothing: a commit cannot fail, so the state is what was committed."""
         return state
 
 

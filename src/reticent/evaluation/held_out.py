@@ -1,6 +1,6 @@
-"""Test texts that the worlds cannot have learnt: read, and held against the corpus of a run.
+"""Test texts that the worlds cannot have learnt: read, and compared with the corpus of a run.
 
-A text of the corpus is refused. A near-duplicate of one can be found only with the corpus at hand; it is left out and
+A text of the corpus is refused. A near-duplicate of one can be found only if the corpus is given; it is left out and
 counted. Only hashes and counts leave this module.
 """
 
@@ -26,7 +26,7 @@ class TestTexts:
     Attributes:
         texts, hashes: aligned, in the file's order.
         num_repeats: later copies left out.
-        num_near_duplicates: left out as near-duplicates of the corpus; None where it was not at hand.
+        num_near_duplicates: left out as near-duplicates of the corpus; None where it was not given.
         warnings: what could not be checked, or was found.
     """
 
@@ -48,15 +48,15 @@ def read_test_texts(
     corpus: Path | None = None,
     cut: Callable[[Sequence[str]], list[str]] | None = None,
 ) -> TestTexts:
-    """Read test texts and hold them against the corpus of a run.
+    """Read test texts and compare them with the corpus of a run.
 
     Args:
         run: the run.
         path: the test texts, as `corpus.read_corpus` reads them.
         text_key: key or column of the text, here and in the corpus.
-        limit: read at most so many.
+        limit: the most texts to read.
         corpus: the run's own corpus, to look for near-duplicates.
-        cut: what is left of texts where the models read them; near-duplicates are looked for among these as well.
+        cut: cuts texts as the models read them; near-duplicates are looked for among these as well.
 
     Raises:
         CorpusError: a file cannot be read, a test text is in the corpus, or `corpus` is not the run's.

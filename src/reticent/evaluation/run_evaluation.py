@@ -136,7 +136,7 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
         text_key=request.text_key,
         limit=request.limit,
         corpus=request.corpus,
-        cut=partial(cut_texts, base.load_tokenizer(), max_tokens=_num_read(request, run)),
+        cut=partial(cut_texts, base.load_tokenizer(), max_tokens=_count_tokens_read(request, run)),
     )
     for warning in texts.warnings:
         progress.note(f"warning: {warning}")
@@ -178,7 +178,7 @@ def _check_output(out: Path) -> None:
         raise StorageError(f"cannot make {out}: {error.strerror}; choose another --out") from error
 
 
-def _num_read(request: EvaluateRequest, run: RunDirectory) -> int:
+def _count_tokens_read(request: EvaluateRequest, run: RunDirectory) -> int:
     """The most tokens of a text that both the worlds were trained on and the votes are cast on."""
     trained = run.manifest.training
     limits = [request.max_tokens, trained.max_tokens if trained else None]

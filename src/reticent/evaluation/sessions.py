@@ -39,8 +39,8 @@ class SessionSettings:
 
     Attributes:
         num_queries, tokens_per_query: T is their product.
-        num_sessions: R, each with an S and noise of its own.
-        num_streams: the sessions are split over so many independent choices of queries.
+        num_sessions: R, each with its own S and noise.
+        num_streams: number of independent choices of queries that the sessions are split over.
         seed: of secrets, noise and queries.
     """
 

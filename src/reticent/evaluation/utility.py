@@ -108,7 +108,7 @@ def utility(tensor: VoteTensor, decoder: Decoder, settings: UtilitySettings | No
     generator = np.random.default_rng([settings.seed, 0])
     rows = [*_ends(tensor, decoder, scale), *_controls(tensor, decoder, settings.num_sessions, generator, scale)]
     rows += [
-        _released_row(tensor, decoder, mechanism, budget, settings, scale)
+        _measure_mechanism(tensor, decoder, mechanism, budget, settings, scale)
         for mechanism in settings.mechanisms
         for budget in sorted(settings.budgets, reverse=True)
     ]
@@ -183,7 +183,7 @@ def _controls(
     return rows
 
 
-def _released_row(
+def _measure_mechanism(
     tensor: VoteTensor,
     decoder: Decoder,
     mechanism: ReleaseMechanism,

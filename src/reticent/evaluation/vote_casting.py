@@ -28,7 +28,7 @@ from reticent._work_folder import WorkFolder
 from reticent.decoding.votes import Decoder, greedy_votes, gumbel_votes
 from reticent.engine.teacher_forced import PositionBlock, TeacherForcing
 from reticent.errors import RunDirectoryError
-from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenate
+from reticent.evaluation.vote_tensor import DecoderVotes, VoteTensor, concatenate_votes
 from reticent.protocols import Progress
 from reticent.randomness import PublicCoins
 
@@ -47,9 +47,9 @@ class VoteSettings(FiniteModel):
         coin_seed: public; fixes every coin.
         candidate_counts: the numbers of candidates at which stability is measured; larger ones than the vocabulary are
             left out.
-        mass_every: measure the probability inside the candidates at every so many positions; each costs one row of the
-            vocabulary a world.
-        logits_every: keep the worlds' logits at every so many positions, for sampling fidelity.
+        mass_every: interval, in positions, at which the probability inside the candidates is measured; each measurement
+            costs one row of the vocabulary a world.
+        logits_every: interval, in positions, at which the worlds' logits are kept, for sampling fidelity.
     """
 
     num_candidates: int = Field(200, ge=1)
@@ -128,7 +128,7 @@ def cast_vote_tensor(
             votes_of_text(forcing, tokens, coins, settings).save(path)
         parts.append(VoteTensor.load(path))
         progress.advance(len(tokens))
-    tensor = concatenate(parts)
+    tensor = concatenate_votes(parts)
     tensor.save(request.folder / VOTES_NAME)
     _write_manifest(forcing, request, settings, tensor)
     work.tidy()
@@ -151,7 +151,7 @@ def votes_of_text(
         seconds += time.perf_counter() - began
         blocks.append(_votes_of_block(block, coins, settings, counts))
         began = time.perf_counter()
-    merged = concatenate(blocks)
+    merged = concatenate_votes(blocks)
     targets_N = np.asarray(tokens[1:], dtype=np.int32)
     plain = {name: value for name, value in vars(merged).items() if name != "spans"}
     return VoteTensor(
@@ -173,7 +173,7 @@ def load_votes(folder: Path) -> VoteTensor:
 
 
 def read_vote_manifest(folder: Path) -> VoteManifest:
-    """Read what a folder of votes says of itself.
+    """Read the manifest of a folder of votes.
 
     Raises:
         RunDirectoryError: there is none, or it is of another schema.
@@ -258,7 +258,7 @@ def _vote(
 
 
 def _mass(block: PositionBlock, counts: Sequence[int]) -> NDArray[np.float32]:
-    """Share of the worlds' probability inside the first so many candidates, mean over worlds, float32[P, L]."""
+    """Share of the worlds' probability inside the first L candidates, mean over worlds, float32[P, L]."""
     logits_MPK = block.worlds_MNK[:, block.normalised_P].astype(np.float64)
     inside_MPK = np.exp(logits_MPK - block.worlds_log_normaliser_MP[..., None]).cumsum(axis=-1)
     mass_PL: NDArray[np.float64] = inside_MPK[..., np.asarray(counts) - 1].mean(axis=0)

@@ -29,7 +29,7 @@ class DecoderVotes:
         worlds_NM: each world's vote, int32[N, M].
         public_N: the public model's, int32[N].
         full_N: the full-data adapter's, int32[N]; empty without one.
-        unanimous_NL: whether all worlds agree if so many candidates are allowed, bool[N, L].
+        unanimous_NL: true where all worlds agree with L candidates allowed, bool[N, L].
     """
 
     worlds_NM: NDArray[np.int32]
@@ -141,7 +141,7 @@ _STARTS = ("offsets",)
 _POSITIONS = ("mass_positions_P", "logit_positions_F")
 
 
-def concatenate(parts: Sequence[VoteTensor]) -> VoteTensor:
+def concatenate_votes(parts: Sequence[VoteTensor]) -> VoteTensor:
     """One tensor over all texts of several, in order.
 
     Raises:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from reticent.auditing.results import AttackResult, AuditResult, CanaryResult, SkippedAttack
-from reticent.reports.evidence import evidence_section, texts_needed
+from reticent.reports.evidence import count_texts_needed, evidence_section
 from reticent.reports.model import (
     Block,
     Cell,
@@ -130,11 +130,11 @@ def _subject(result: AuditResult) -> Section:
         verdict = (
             "above chance: the two sets differ in how they read, so every figure below may owe to that difference"
             if result.blind.beats_chance
-            else "not above chance: the two sets are not told apart without a model"
+            else "not above chance: the two sets are not separated without a model"
         )
         blocks.append(
             IntervalChart(
-                title="Blind baseline: the two sets told apart by their words, without any model",
+                title="Blind baseline: the two sets separated by their words, without any model",
                 description=f"AUC {result.blind.auc.value:.3f} over {result.blind.num_folds} folds, {verdict}.",
                 x_label="AUC",
                 rows=(("bag of words", result.blind.auc),),
@@ -164,7 +164,7 @@ def _attacks(result: AuditResult) -> Section:
 def _rate_cell(attack: AttackResult, fpr: float) -> Cell:
     for rate in attack.rates:
         if rate.fpr == fpr:
-            return f"n < {texts_needed(fpr):,}" if rate.tpr is None else rate.tpr
+            return f"n < {count_texts_needed(fpr):,}" if rate.tpr is None else rate.tpr
     return None
 
 

@@ -6,7 +6,7 @@ Sources of the classes:
   AI models, adopted on 17 December 2024, paragraph 55;
 - OWASP AI Security Verification Standard (AISVS) 1.0, chapter C11, section C11.3, requirements 11.3.1 to 11.3.3.
 
-The page states what was done. What follows from it in law is not for a program to say, and it does not.
+The page states what was done. It draws no legal conclusion.
 """
 
 import math
@@ -51,7 +51,7 @@ def findings(result: AuditResult) -> tuple[Finding, ...]:
     """List what an audit tested of each class of attack that the two sources name."""
     return (
         _membership(result),
-        _untested_finding("Attribute inference", "no attack here guesses an unknown attribute of a known person"),
+        _untested_finding("Attribute inference", "no attack here infers an unknown attribute of a known person"),
         _untested_finding(
             "Exfiltration",
             "read as taking out training texts in bulk, without knowing how they begin; no such attack was run",
@@ -77,7 +77,7 @@ def evidence_section(result: AuditResult) -> Section:
     )
     scope = (
         "This page is for whoever has to show which tests were made. It lists the attack classes that two published "
-        "sources name and says of each what this audit did. An attack that fails is evidence about that attack, on "
+        "sources name and says what this audit did about each. An attack that fails is evidence about that attack, on "
         "these texts, with this access; it is none about attacks that were not run, other texts, or a changed model."
     )
     limits = (
@@ -96,13 +96,13 @@ def evidence_section(result: AuditResult) -> Section:
     )
 
 
-def texts_needed(fpr: float) -> int:
+def count_texts_needed(fpr: float) -> int:
     """Count the non-members that a false-positive rate needs for a figure: the inverse of `lowest_reportable_fpr`."""
     return math.ceil(round(NONMEMBERS_TIMES_FPR / fpr, 9))
 
 
 def lowest_reportable_fpr(attack: AttackResult) -> float:
-    """The lowest false-positive rate at which so many non-members allow a figure."""
+    """The lowest false-positive rate at which a number of non-members allows a figure."""
     return min(1.0, NONMEMBERS_TIMES_FPR / attack.num_nonmembers)
 
 
@@ -166,7 +166,7 @@ def _regurgitation(result: AuditResult) -> Finding:
         "verbatim continuation of planted secrets from their prefixes, greedily"
         + (f" and in {samples} samples each" if samples else ""),
         f"{number:,} canaries, planted up to {max(canary.repetitions for canary in tried)} times",
-        "the attacker knows the words before a secret; planted secrets stand for real ones",
+        "the attacker knows the words before a secret; planted secrets represent real ones",
     )
 
 

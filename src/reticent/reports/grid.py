@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reticent.auditing.results import AttackResult, AuditResult
-from reticent.benchmark.records import CellFacts, CellRecord, CellState, read_result
+from reticent.benchmark.records import CellFacts, CellRecord, CellState, read_cell_audit
 from reticent.benchmark.settings import Grid, GridCell
 from reticent.reports.model import Block, Facts, HeatMap, Paragraph, Report, Section, Table
 from reticent.reports.model import Cell as TableCell
@@ -76,7 +76,7 @@ def report_grid(grid: Grid, records: Sequence[CellRecord], out: Path) -> None:
     outcomes = []
     for cell, record in zip(grid.cells(), records, strict=True):
         folder = out / "cells" / cell.name
-        result = read_result(folder) if record.state is CellState.DONE else None
+        result = read_cell_audit(folder) if record.state is CellState.DONE else None
         if result is not None:
             write_audit_report(result, folder)
         outcomes.append(CellOutcome(cell, record, result))
@@ -93,7 +93,7 @@ def low_rate_of(attack: AttackResult) -> Estimate | None:
     return next((rate.tpr for rate in attack.rates if rate.fpr == LOW_FPR), None)
 
 
-def pooled(estimates: Sequence[Estimate]) -> Estimate:
+def pool_estimates(estimates: Sequence[Estimate]) -> Estimate:
     """The mean of estimates, with the mean of their ends as its interval.
 
     The standard deviation of a mean is at most the mean of the standard deviations, whatever the correlation; cells
@@ -120,7 +120,7 @@ def _warnings(outcomes: Sequence[CellOutcome]) -> list[str]:
     for text, names in by_warning.items():
         warnings.append(f"{text} ({names[0]}{f' and {len(names) - 1} more cells' if names[1:] else ''})")
     if marked := _collect_warnings(outcomes):
-        warnings.append(f"{len(marked)} figures carry a warning of their own; they are listed at the end")
+        warnings.append(f"{len(marked)} figures carry their own warning; they are listed at the end")
     return warnings
 
 
@@ -216,7 +216,7 @@ def _matrix(
 def _over(cells: Sequence[_Done], title: str, measure: Measure) -> Estimate | None:
     """An attack's measure, pooled over the cells that have it."""
     found = [estimate for cell in cells if title in cell.attacks and (estimate := measure(cell.attacks[title]))]
-    return pooled(found) if found else None
+    return pool_estimates(found) if found else None
 
 
 def _heat_map(
@@ -240,7 +240,7 @@ def _factors(cells: list[_Done]) -> Section:
         Paragraph(
             text="Each table groups the cells by one factor and gives the mean AUC of every attack. Intervals are the "
             "mean ends of the cells' intervals: they hold whatever the cells share. Factors that differ together in "
-            "this grid, as technique and number of trained parameters do, are not told apart."
+            "this grid, as technique and number of trained parameters do, are not separated."
         )
     ]
     blocks += [_factor_table(name, level, cells) for name, level in _FACTORS]

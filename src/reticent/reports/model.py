@@ -58,7 +58,7 @@ class Table(FrozenModel):
     note: str = ""
 
     @model_validator(mode="after")
-    def _rectangular(self) -> Self:
+    def _check_rectangular(self) -> Self:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"table {self.name!r}: a row of {len(row)} cells under {len(self.columns)} columns")
@@ -118,7 +118,7 @@ class Histogram(_Figure):
     groups: tuple[tuple[str, tuple[int, ...]], ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _one_count_a_bin(self) -> Self:
+    def _check_one_count_a_bin(self) -> Self:
         for label, counts in self.groups:
             if len(counts) != len(self.edges) - 1:
                 raise ValueError(f"histogram group {label!r}: {len(counts)} counts for {len(self.edges) - 1} bins")
@@ -137,7 +137,7 @@ class HeatMap(_Figure):
     decimals: int = Field(default=2, ge=0)
 
     @model_validator(mode="after")
-    def _rectangular(self) -> Self:
+    def _check_rectangular(self) -> Self:
         if len(self.values) != len(self.row_labels) or {len(row) for row in self.values} != {len(self.column_labels)}:
             raise ValueError(
                 f"heat map {self.title!r}: values must be {len(self.row_labels)} rows of {len(self.column_labels)}"
@@ -163,7 +163,7 @@ Block = Annotated[
 
 
 class Section(FrozenModel):
-    """A heading and what stands under it, in order."""
+    """A heading and the blocks under it, in order."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -186,7 +186,7 @@ class Report(FrozenModel):
     sections: tuple[Section, ...]
 
     @model_validator(mode="after")
-    def _tables_have_names_of_their_own(self) -> Self:
+    def _check_table_names_are_unique(self) -> Self:
         names = [table.name for table in self.tables]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"tables share the name {min(repeated)!r}; each names its own CSV file")

@@ -1,7 +1,7 @@
 """Figures as inline SVG, drawn by matplotlib without its global state.
 
 Colours of text, grid and series are drawn as marks that become CSS variables of the page, so that one drawing serves
-light, dark and print. Each drawing carries its title and description, has identifiers of its own, and names no other
+light, dark and print. Each drawing carries its title and description, has its own identifiers, and names no other
 resource. The same figure gives the same bytes.
 """
 
@@ -57,11 +57,11 @@ def svg_of(figure: Figure, identifier: str) -> str:
         canvas = _DRAWERS[type(figure)](figure)
         stream = io.StringIO()
         FigureCanvasSVG(canvas).print_svg(stream, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return _as_element(stream.getvalue(), figure, identifier)
+    return _extract_svg_element(stream.getvalue(), figure, identifier)
 
 
-def _as_element(document: str, figure: Figure, identifier: str) -> str:
-    """The drawing without prolog, metadata, style rules and fonts of its own; those of the page apply."""
+def _extract_svg_element(document: str, figure: Figure, identifier: str) -> str:
+    """The drawing without prolog, metadata, style rules and fonts; those of the page apply."""
     viewbox = re.search(r'viewBox="([^"]+)"', document)
     assert viewbox is not None, "matplotlib writes a viewBox"
     body = document[document.index("<svg") :].partition(">")[2]

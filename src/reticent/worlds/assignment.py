@@ -8,8 +8,8 @@ Within these constraints the matrix should look random: for every two units, abo
 both. Filling row by row with the least-used worlds balances the columns but makes each second row the complement of the
 one before it. Instead rows are drawn independently and uniformly among all balanced rows, and the columns are then
 levelled by a few random swaps inside rows: about 0.4 / sqrt(n) of all memberships move, 2.5 % at n = 256 and 0.13 % at
-n = 100,000. Both steps treat all units and all worlds alike, so the law of the matrix is exchangeable in both, and the
-expected share of worlds common to any two units is exactly (n - 2) / (4 (n - 1)) for even n.
+n = 100,000. Both steps treat all units and all worlds alike, so the distribution of the matrix is exchangeable in both,
+and the expected share of worlds common to any two units is exactly (n - 2) / (4 (n - 1)) for even n.
 
 Disjoint shards are the other way to cut a corpus, each unit in exactly one, on which ensembles such as PMixED are
 trained. They carry no prior of one half, so nothing may be released from them under the guarantee.

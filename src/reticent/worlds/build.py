@@ -151,7 +151,7 @@ class _Build:
 
     def run(self) -> RunDirectory:
         if self._folder.is_finished:
-            return self._already_finished()
+            return self._open_finished()
         worlds_schedule = self._schedule(self._membership.record_members)
         full_schedule = self._schedule(np.ones((len(self._texts), 1), dtype=np.bool_))
         num_targets = self._num_targets(worlds_schedule) + self._num_targets(full_schedule)
@@ -165,7 +165,7 @@ class _Build:
         parts = [self._train(f"worlds-{group.start:05d}", worlds_schedule, group, fuse) for group in groups]
         full = self._train("full", full_schedule, slice(0, 1), fuse)
         write_membership(self._request.out / MEMBERSHIP_NAME, self._membership)
-        write_adapters(self._request.out / WORLDS_NAME, concatenate(parts))
+        write_adapters(self._request.out / WORLDS_NAME, concatenate_worlds(parts))
         write_adapters(self._request.out / FULL_NAME, full)
         write_manifest(
             self._request.out,
@@ -187,11 +187,11 @@ class _Build:
             self._folder.begin(identity | {_COMPILED: begun[_COMPILED]})
             return keeps_fusing(begun[_COMPILED], wanted, self._architecture, self._progress)
         fuse = chooses_to_fuse(wanted, flop, self._architecture, self._progress)
-        # A build begun before choices were written down goes on without.
+        # A build begun before choices were written down resumes without them.
         self._folder.begin(identity | {_COMPILED: fuse} if begun is None else identity)
         return fuse
 
-    def _already_finished(self) -> RunDirectory:
+    def _open_finished(self) -> RunDirectory:
         run = RunDirectory.open(self._request.out, None)
         earlier = run.manifest.model_dump(mode="json", include=set(self._identity()))
         self._folder.check_same(earlier, self._identity(), "built")
@@ -237,7 +237,7 @@ class _Build:
         return trained.adapters
 
 
-def concatenate(parts: list[StackedAdapters]) -> StackedAdapters:
+def concatenate_worlds(parts: list[StackedAdapters]) -> StackedAdapters:
     """Join adapters of consecutive worlds."""
     first = parts[0]
     return StackedAdapters(

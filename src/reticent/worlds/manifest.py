@@ -57,14 +57,14 @@ class Manifest(FrozenModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _unknown_without_membership(cls, content: Any) -> Any:
+    def _check_unknown_has_no_membership(cls, content: Any) -> Any:
         if isinstance(content, dict) and MEMBERSHIP_NAME not in content.get("files", {}):
             return content | {"assignment": Assignment.UNKNOWN}
         return content
 
     @field_validator("files")
     @classmethod
-    def _files_of_a_run(cls, files: dict[str, str]) -> dict[str, str]:
+    def _check_files_of_a_run(cls, files: dict[str, str]) -> dict[str, str]:
         if WORLDS_NAME not in files or files.keys() - {WORLDS_NAME, FULL_NAME, MEMBERSHIP_NAME}:
             raise ValueError(f"a run has {WORLDS_NAME}, and may have {FULL_NAME} and {MEMBERSHIP_NAME}")
         return files

@@ -86,5 +86,5 @@ def _is_number(value: object) -> bool:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     settings = dict(pairs)
     if len(settings) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return settings

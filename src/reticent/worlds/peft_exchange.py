@@ -35,7 +35,7 @@ from reticent.worlds.run_directory import (
     write_membership,
 )
 from reticent.worlds.world_records import SCHEMA_VERSION as RECORD_SCHEMA_VERSION
-from reticent.worlds.world_records import WorldRecord, joined_membership, read_record, write_record
+from reticent.worlds.world_records import WorldRecord, join_memberships, read_world_record, write_world_record
 
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -99,7 +99,7 @@ def export_world(run: RunDirectory, world: int | None, out: Path, model: str | N
             units=tuple(np.flatnonzero(members[:, world]).tolist()),
             weights=sha256_of_file(out / ADAPTER_WEIGHTS_NAME),
         )
-        write_record(out, record)
+        write_world_record(out, record)
 
 
 def import_worlds(
@@ -196,7 +196,7 @@ def _read_folder(folder: Path) -> _Adapter:
                 f"{path}: {name} has shape {tuple(tensor.shape)}, which is not of rank {config['r']}, "
                 f"the r in {CONFIG_NAME}"
             )
-    return _Adapter(folder, config, tensors, read_record(folder, sha256_of_file(path)))
+    return _Adapter(folder, config, tensors, read_world_record(folder, sha256_of_file(path)))
 
 
 def _other_bases(base: LanguageModel, adapters: Sequence[_Adapter]) -> list[str]:
@@ -223,7 +223,7 @@ def _is_same_base(name: str, base: LanguageModel) -> bool:
 
 def _membership(adapters: Sequence[_Adapter], given: Path | None) -> tuple[Assignment, Membership | None]:
     """Find the assignment and the membership: from the folders' records, or from a file."""
-    known = joined_membership([adapter.folder for adapter in adapters], [adapter.record for adapter in adapters])
+    known = join_memberships([adapter.folder for adapter in adapters], [adapter.record for adapter in adapters])
     members = None if given is None else _read_members(given, len(adapters))
     if known is None:
         return (Assignment.UNKNOWN, None) if members is None else (Assignment.OVERLAPPING, _anonymous(members))

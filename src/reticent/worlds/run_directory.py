@@ -143,7 +143,7 @@ class RunDirectory:
         """The base model of this run, found under its recorded name or another, and verified by content.
 
         Raises:
-            ModelError: no such base is at hand.
+            ModelError: no such base is found.
             RunDirectoryError: what is found there is another base or another tokenizer.
         """
         base = resolve_base_model(name or self.manifest.base.name)
@@ -157,7 +157,7 @@ class RunDirectory:
         return dtype
 
     def engine(self, base: LanguageModel, dtype: torch.dtype | None = None, device: str = "cpu") -> Engine:
-        """The ensemble of the public model and all worlds; computes in the training type unless told otherwise.
+        """The ensemble of the public model and all worlds; computes in the training type unless another is given.
 
         Raises:
             InvalidValueError: there is no such device here.

@@ -52,12 +52,12 @@ class WorldRecord(FrozenModel):
         return members
 
 
-def write_record(folder: Path, record: WorldRecord) -> None:
+def write_world_record(folder: Path, record: WorldRecord) -> None:
     """Write a world's record into the folder that it is exported to, durably."""
     atomic_write_bytes(folder / RECORD_NAME, (record.model_dump_json() + "\n").encode())
 
 
-def read_record(folder: Path, weights: str) -> WorldRecord | None:
+def read_world_record(folder: Path, weights: str) -> WorldRecord | None:
     """The record in a folder; None where there is none.
 
     Args:
@@ -87,7 +87,7 @@ def read_record(folder: Path, weights: str) -> WorldRecord | None:
     return record
 
 
-def joined_membership(
+def join_memberships(
     folders: Sequence[Path], records: Sequence[WorldRecord | None]
 ) -> tuple[Assignment, NDArray[np.bool_]] | None:
     """Join the assignment and membership of the worlds in these folders, bool[units, m]; None if none says so.

@@ -114,7 +114,7 @@ def audit_canaries(
         )
         for (kind, repetitions), group in sorted(groups.items())
     )
-    return CanaryFindings(results, _one_run(canaries, totals, settings), tuple(warnings))
+    return CanaryFindings(results, _bound_from_one_run(canaries, totals, settings), tuple(warnings))
 
 
 def _pair(canary: Canary) -> tuple[CanaryKind, int]:
@@ -172,7 +172,9 @@ def _fraction(group: Sequence[Canary], emitted: Mapping[str, bool], confidence: 
     return Estimate(value=sum(answers) / len(answers), low=low, high=high, confidence=confidence)
 
 
-def _one_run(canaries: Sequence[Canary], totals: Mapping[str, float], settings: CanarySettings) -> OneRunEpsilon | None:
+def _bound_from_one_run(
+    canaries: Sequence[Canary], totals: Mapping[str, float], settings: CanarySettings
+) -> OneRunEpsilon | None:
     """The one-run bound on ε; each pair's coin is guessed from which twin is more likely: the first is `...a`."""
     pairs: dict[tuple[CanaryKind, int], list[Canary]] = {}
     for canary in canaries:

@@ -176,7 +176,7 @@ def _open_model(name: str, options: TargetOptions) -> Target:
 
 def _open_peft(name: str, options: TargetOptions) -> Target:
     folder = Path(name).expanduser()
-    base = resolve_base_model(options.model or _recorded_base(folder))
+    base = resolve_base_model(options.model or _read_base_name(folder))
     # Every PEFT technique is read alike: the folder says which it is.
     module = load_technique(_load_base(base, options), Technique.LORA, TechniqueSettings(), folder)
     adapter = json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("peft_type")
@@ -185,7 +185,7 @@ def _open_peft(name: str, options: TargetOptions) -> Target:
 
 def _open_bottleneck(name: str, options: TargetOptions) -> Target:
     if options.model is None:
-        raise _unknown_base(name)
+        raise _unknown_base_error(name)
     base = resolve_base_model(options.model)
     module = (
         load_bottleneck(_load_base(base, options), Path(name).expanduser()).eval().requires_grad_(requires_grad=False)
@@ -198,7 +198,7 @@ def _bare_adapter(
 ) -> Target:
     """An adapter's own folder, without an adapted folder's record of texts and template."""
     files = [path for path in sorted(Path(name).expanduser().iterdir()) if path.suffix in (".json", ".safetensors")]
-    identity = _joined_hash(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
+    identity = _join_hashes(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
     record = {"kind": kind.value, "name": name, "adapter": adapter, **_base_facts(base, module)}
     return _adapter_target(kind, record, module, base, identity, _template(None, options), options)
 
@@ -212,7 +212,7 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
     manifest = adapted.manifest
     base = adapted.base(options.model)
     module, tokenizer = adapted.load(base, options.dtype, options.device)
-    identity = _joined_hash(_base_identity(base), *(f"{file} {value}" for file, value in manifest.files.items()))
+    identity = _join_hashes(_base_identity(base), *(f"{file} {value}" for file, value in manifest.files.items()))
     record = {
         "kind": TargetKind.ADAPTED.value,
         "name": name,
@@ -299,25 +299,25 @@ def _template(stored: TextTemplate | None, options: TargetOptions) -> TextTempla
         return TextTemplate(**fields)
 
 
-def _recorded_base(folder: Path) -> str:
+def _read_base_name(folder: Path) -> str:
     try:
         name = json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{folder / _PEFT_CONFIG} cannot be read ({type(error).__name__})") from None
     if not isinstance(name, str) or not name:
-        raise _unknown_base(folder)
+        raise _unknown_base_error(folder)
     return name
 
 
-def _unknown_base(adapter: str | Path) -> ModelError:
+def _unknown_base_error(adapter: str | Path) -> ModelError:
     return ModelError(f"{adapter} does not say which base model it is for; name it with --model")
 
 
 def _base_identity(base: LanguageModel) -> str:
-    return _joined_hash(base.content_hash, base.tokenizer_hash)
+    return _join_hashes(base.content_hash, base.tokenizer_hash)
 
 
-def _joined_hash(*parts: str) -> str:
+def _join_hashes(*parts: str) -> str:
     return hashlib.sha256("\n".join(("reticent weights 1", *parts)).encode()).hexdigest()
 
 
