@@ -14,10 +14,11 @@ from transformers import (
     LlamaConfig,
     OPTConfig,
     PreTrainedTokenizerFast,
+    Qwen3Config,
     T5Config,
 )
 
-FAMILIES = ("llama", "gpt2", "opt", "bloom", "gptj")
+FAMILIES = ("llama", "qwen3", "gpt2", "opt", "bloom", "gptj")
 ADAPTABLE_FAMILIES = (*FAMILIES, "t5")
 VOCABULARY = 258  # all bytes, then a beginning and an end of text
 BOS, EOS = 256, 257
@@ -35,6 +36,17 @@ def tiny_config(family: str, layers: int = 3, **overrides: Any) -> Any:
             num_key_value_heads=2,
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=True,
+            **kw,
+        ),
+        # Heads wider than an even share of the hidden size, as the published models have.
+        "qwen3": lambda **kw: Qwen3Config(
+            hidden_size=48,
+            intermediate_size=80,
+            num_hidden_layers=layers,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=CONTEXT,
             **kw,
         ),
         "gpt2": lambda **kw: GPT2Config(n_embd=48, n_layer=layers, n_head=4, n_positions=CONTEXT, **kw),

@@ -179,6 +179,7 @@ def architecture(family: str = "llama", **overrides: Any) -> Any:
 
 ATTENTION = {
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "qwen3": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "gpt2": ["c_attn", "c_proj"],
     "opt": ["q_proj", "k_proj", "v_proj", "out_proj"],
     "bloom": ["query_key_value", "dense"],
@@ -186,6 +187,7 @@ ATTENTION = {
 }
 FEED_FORWARD = {
     "llama": ["gate_proj", "up_proj", "down_proj"],
+    "qwen3": ["gate_proj", "up_proj", "down_proj"],
     "gpt2": ["c_fc", "c_proj"],
     "opt": ["fc1", "fc2"],
     "bloom": ["dense_h_to_4h", "dense_4h_to_h"],

@@ -1,5 +1,6 @@
 """What is read as an architecture and what is refused, without ever asking for a model's name."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tiny_models import BOS, CONTEXT, EOS, FAMILIES, VOCABULARY, build_tiny_mode
 
 from reticent.errors import ModelError
 from reticent.layers.forward import batched_decoder
-from reticent.models.families import SUPPORTED_FAMILIES, read_architecture
+from reticent.models.families import ADAPTABLE_FAMILIES, SUPPORTED_FAMILIES, read_architecture
 
 IDS = {"vocab_size": VOCABULARY, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": EOS}
 LLAMA_SHAPE = {
@@ -20,6 +21,17 @@ LLAMA_SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT,
 }
+
+
+DOCUMENTS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("document", "families"), [("architecture.md", SUPPORTED_FAMILIES), ("adapt.md", ADAPTABLE_FAMILIES)]
+)
+def test_documents_name_every_family(document: str, families: tuple[str, ...]) -> None:
+    text = (DOCUMENTS / document).read_text("utf-8")
+    assert [family for family in families if family.partition(" (")[0] not in text] == []
 
 
 def random_model(config: Any) -> Any:
@@ -41,7 +53,7 @@ def assert_refused(model: Any, reason: str) -> None:
 REFUSED = {
     "gemma": lambda: transformers.GemmaConfig(**IDS, **LLAMA_SHAPE, head_dim=8),
     "gemma2": lambda: transformers.Gemma2Config(**IDS, **LLAMA_SHAPE, head_dim=8),
-    "qwen3": lambda: transformers.Qwen3Config(**IDS, **LLAMA_SHAPE, head_dim=8),
+    "olmo2": lambda: transformers.Olmo2Config(**IDS, **LLAMA_SHAPE),
     "gpt-neox": lambda: transformers.GPTNeoXConfig(
         **IDS, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6
     ),
@@ -127,6 +139,20 @@ def test_qwen2_with_its_biases_is_read() -> None:
     assert architecture.context_length == CONTEXT
     assert architecture.layers[0].qkv.bias_O is not None
     assert architecture.num_kv_heads == 2
+
+
+def test_qwen3s_norms_of_queries_and_keys_are_read_for_each_head() -> None:
+    model = build_tiny_model("qwen3")
+    layer = batched_decoder(model).architecture.layers[1]
+    attention = model.model.layers[1].self_attn
+    assert layer.query_norm is not None
+    assert layer.key_norm is not None
+    for norm, module in ((layer.query_norm, attention.q_norm), (layer.key_norm, attention.k_norm)):
+        x = torch.randn(3, 5, 4, 16, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(norm(x), module(x))
+    with torch.no_grad():
+        attention.q_norm.weight = torch.nn.Parameter(torch.ones(96))
+    assert_refused(model, "q_norm normalises all heads as one, not each of 16 features")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reticent.layers.adapted_linear import GroupAdapters, PackedAdapters, adapted_linear
 from reticent.models import compiled
-from reticent.models.architecture import Layer, QkvLayout
+from reticent.models.architecture import Layer, Norm, QkvLayout
 from reticent.models.pointwise import gated_silu, rotate_pairs
 
 LayerAdapters = Sequence[GroupAdapters | PackedAdapters | None]
@@ -30,23 +30,35 @@ class Heads:
     head_dim: int
     layout: QkvLayout
 
-    def split(self, qkv_BTO: Tensor, rotation: "Rotation | None") -> tuple[Tensor, Tensor, Tensor]:
-        """[B, T, O] -> query [B, T, H, C], key and value [B, T, H_kv, C]; query and key are rotated."""
-        if compiled.is_fusing():
+    def split(
+        self,
+        qkv_BTO: Tensor,
+        rotation: "Rotation | None",
+        query_norm: Norm | None = None,
+        key_norm: Norm | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, O] -> query [B, T, H, C], key and value [B, T, H_kv, C].
+
+        Query and key are normalised where there is a norm, then rotated.
+        """
+        has_norms = query_norm is not None or key_norm is not None
+        if compiled.is_fusing() and not has_norms:
             return self._split_fused(qkv_BTO, rotation)
         shape = qkv_BTO.shape[:-1]
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        if self.layout is QkvLayout.BLOCKS and rotation is not None and not has_norms:
+            # Query and key stand side by side and turn together.
+            heads = qkv_BTO.view(*shape, sum(sizes), self.head_dim)
+            to_rotate, value = torch.split(heads, [sum(sizes[:2]), sizes[2]], dim=-2)
+            query, key = torch.split(rotation(to_rotate), sizes[:2], dim=-2)
+            return query, key, value
         if self.layout is QkvLayout.PER_HEAD:
             query, key, value = qkv_BTO.view(*shape, self.num_heads, 3, self.head_dim).unbind(-2)
-            return (query, key, value) if rotation is None else (rotation(query), rotation(key), value)
-        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        heads = qkv_BTO.view(*shape, sum(sizes), self.head_dim)
-        if rotation is None:
-            query, key, value = torch.split(heads, sizes, dim=-2)
-            return query, key, value
-        # Query and key stand side by side and turn together.
-        to_rotate, value = torch.split(heads, [sum(sizes[:2]), sizes[2]], dim=-2)
-        query, key = torch.split(rotation(to_rotate), sizes[:2], dim=-2)
-        return query, key, value
+        else:
+            query, key, value = torch.split(qkv_BTO.view(*shape, sum(sizes), self.head_dim), sizes, dim=-2)
+        query = query if query_norm is None else query_norm(query)
+        key = key if key_norm is None else key_norm(key)
+        return (query, key, value) if rotation is None else (rotation(query), rotation(key), value)
 
     def _split_fused(self, qkv_BTO: Tensor, rotation: "Rotation | None") -> tuple[Tensor, Tensor, Tensor]:
         return compiled.split_heads(
@@ -95,7 +107,7 @@ class Positions:
 def before_attention(
     x_GND: Tensor, layer: Layer, heads: Heads, positions: Positions, adapters: LayerAdapters, skip: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Normalise, project, split into heads and rotate.
+    """Normalise, project, split into heads, normalise these where the block does, and rotate.
 
     Args:
         x_GND: the block's input.
@@ -110,7 +122,8 @@ def before_attention(
     """
     normed = layer.attention_norm(x_GND)
     qkv_GNO = adapted_linear(normed, layer.qkv, adapters[0], skip)
-    return normed, heads.split(qkv_GNO.view(-1, positions.num_tokens, qkv_GNO.shape[2]), positions.rotation)
+    qkv_BTO = qkv_GNO.view(-1, positions.num_tokens, qkv_GNO.shape[2])
+    return normed, heads.split(qkv_BTO, positions.rotation, layer.query_norm, layer.key_norm)
 
 
 def after_attention(

@@ -88,7 +88,8 @@ class Layer:
 
     Sequential: h = x + attention(norm1 x); y = h + mlp(norm2 h). Parallel (`mlp_norm` is None, as in GPT-J):
     y = x + attention(norm1 x) + mlp(norm1 x). The feed-forward part is down(activation(up x)); where `activation` is
-    None it is gated, down(silu(gate x) · up x), and `mlp_input` is gate and up in one.
+    None it is gated, down(silu(gate x) · up x), and `mlp_input` is gate and up in one. `query_norm` and `key_norm` act
+    on each head before it is rotated.
     """
 
     attention_norm: Norm
@@ -99,6 +100,8 @@ class Layer:
     mlp_output: LinearGroup
     activation: Callable[[Tensor], Tensor] | None
     attention_scale: float
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
 
     @property
     def groups(self) -> tuple[LinearGroup, ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from reticent.errors import ModelError
-from reticent.models.architecture import Architecture, Layer, QkvLayout, Rotary
+from reticent.models.architecture import Architecture, Layer, Norm, QkvLayout, Rotary
 from reticent.models.module_reader import ModuleReader
 
 _Name = TypeVar("_Name")
@@ -37,6 +37,8 @@ class DecoderNames:
         embedding_norm: the normalisation of embeddings.
         positions: the table of learned positions.
         layout: where query, key and value are in the output of one fused projection.
+        query_norm: the normalisation of each head's query.
+        key_norm: the normalisation of each head's key.
     """
 
     attention: str
@@ -47,6 +49,8 @@ class DecoderNames:
     embedding_norm: str | None = None
     positions: str | None = None
     layout: QkvLayout = QkvLayout.BLOCKS
+    query_norm: str | None = None
+    key_norm: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,22 @@ FAMILIES = (
             mlp_norm="post_attention_layernorm",
             activation="act_fn",
             final_norm="norm",
+        ),
+    ),
+    Family(
+        name="Qwen3",
+        query_key_value=_SEPARATE_QKV,
+        attention_output="o_proj",
+        mlp_input=("gate_proj", "up_proj"),
+        mlp_output="down_proj",
+        decoder=DecoderNames(
+            attention="self_attn",
+            attention_norm="input_layernorm",
+            mlp_norm="post_attention_layernorm",
+            activation="act_fn",
+            final_norm="norm",
+            query_norm="q_norm",
+            key_norm="k_norm",
         ),
     ),
     Family(
@@ -185,6 +205,8 @@ _MLP_OUTPUT = distinct_names(family.mlp_output for family, _ in _READ)
 _ACTIVATION = distinct_names(names.activation for _, names in _READ)
 _FINAL_NORM = distinct_names(names.final_norm for _, names in _READ)
 _EMBEDDING_NORM = distinct_names(names.embedding_norm for _, names in _READ)
+_QUERY_NORM = distinct_names(names.query_norm for _, names in _READ)
+_KEY_NORM = distinct_names(names.key_norm for _, names in _READ)
 _LEARNED_POSITIONS = distinct_names(names.positions for _, names in _READ)
 
 
@@ -294,7 +316,20 @@ def _read_layer(reader: ModuleReader, block: Any, head_dim: int) -> Layer:
         mlp_output=reader.group([reader.child(mlp, _MLP_OUTPUT, "feed-forward output projection")]),
         activation=None if gate is not None else activation,
         attention_scale=float(getattr(attention, "scaling", head_dim**-0.5)),
+        query_norm=_head_norm(reader, attention, _QUERY_NORM, head_dim),
+        key_norm=_head_norm(reader, attention, _KEY_NORM, head_dim),
     )
+
+
+def _head_norm(reader: ModuleReader, attention: Any, names: tuple[str, ...], head_dim: int) -> Norm | None:
+    """The normalisation of each head's query or key, if there is one."""
+    module = reader.optional_child(attention, names)
+    if module is None:
+        return None
+    norm = reader.norm(module)
+    if norm.weight_D is not None and norm.weight_D.shape != (head_dim,):
+        raise reader.refusal(f"{reader.paths[id(module)]} normalises all heads as one, not each of {head_dim} features")
+    return norm
 
 
 def _context_length(config: Any) -> int:
