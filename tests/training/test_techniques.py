@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import peft
@@ -13,8 +15,8 @@ from tiny_models import ADAPTABLE_FAMILIES, BOS, EOS, FAMILIES, build_tiny_model
 from transformers import AutoModelForCausalLM
 
 from reticent.errors import InvalidValueError, ModelError
-from reticent.training.techniques.peft import load_peft
 from reticent.training.techniques.registry import (
+    TECHNIQUES,
     Technique,
     TechniqueSettings,
     attach,
@@ -23,18 +25,21 @@ from reticent.training.techniques.registry import (
     detach,
     disabled,
     enable_gradient_checkpointing,
+    load_peft_folder,
     load_technique,
     num_trainable,
     num_virtual_rows,
     parse_technique,
     positions_taken,
     save_technique,
+    technique_of,
     technique_parameters,
 )
 
 SETTINGS = TechniqueSettings(rank=2, bottleneck=5, prefix_tokens=6, p_tuning_tokens=4, prompt_tokens=3)
 ADDED = tuple(technique for technique in Technique if technique not in (Technique.FULL, Technique.ICL))
 STARTS_AS_ITS_BASE = {Technique.LORA, Technique.ADAPTER_H, Technique.ADAPTER_P, Technique.PARALLEL, Technique.IA3}
+DOCUMENT = Path(__file__).parents[2] / "docs" / "adapt.md"
 IDS = torch.tensor([[1, 2, 3, 7, 9], [4, 5, 6, 8, 2]])
 WORDS = torch.tensor([11, 12, 13, 14])
 
@@ -64,6 +69,38 @@ def shaken(module, seed=3):
     return module
 
 
+def test_every_name_has_a_technique_and_the_document_a_row():
+    assert list(TECHNIQUES) == list(Technique)
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    assert [name for name in rows if name in set(Technique)] == list(Technique)
+
+
+@pytest.mark.parametrize("technique", [Technique.FULL, *ADDED])
+def test_a_module_knows_its_technique(technique):
+    assert technique_of(tiny("llama")) is TECHNIQUES[Technique.FULL]
+    assert technique_of(attach(tiny("llama"), technique, SETTINGS)) is TECHNIQUES[technique]
+
+
+def test_an_adapter_of_another_kind_of_pefts_is_read_and_never_trained(tmp_path):
+    base = tiny("llama")
+    by_peft = peft.get_peft_model(base, peft.LoHaConfig(target_modules=["q_proj"], r=2, init_weights=False))
+    by_peft.peft_config["default"].task_type = "CAUSAL_LM"
+    expected = logits(by_peft)
+    by_peft.save_pretrained(tmp_path)
+    module = load_peft_folder(tiny("llama"), tmp_path)
+    assert type(technique_of(module)).__name__ == "OtherPeft"
+    assert torch.equal(logits(module), expected)
+    assert num_virtual_rows(module) == positions_taken(module) == num_trainable(module) == 0
+    with disabled(module):
+        assert torch.equal(logits(module), logits(tiny("llama")))
+
+
+def test_a_peft_folder_of_another_technique_is_refused(tmp_path):
+    save_technique(attach(tiny("llama"), Technique.IA3, SETTINGS), tmp_path)
+    with pytest.raises(ModelError, match=r"holds a PEFT adapter of type .*IA3, not LORA"):
+        load_technique(tiny("llama"), Technique.LORA, SETTINGS, tmp_path)
+
+
 @pytest.mark.parametrize("family", ADAPTABLE_FAMILIES)
 @pytest.mark.parametrize("technique", ADDED)
 def test_a_technique_moves_the_model_is_stored_and_comes_off_without_a_trace(family, technique, tmp_path):
@@ -82,7 +119,7 @@ def test_a_technique_moves_the_model_is_stored_and_comes_off_without_a_trace(fam
     assert not torch.allclose(trained[:, rows:], before, atol=1e-3)
     with disabled(module):
         assert torch.equal(logits(module), before)
-    save_technique(module, technique, SETTINGS, tmp_path)
+    save_technique(module, tmp_path)
 
     restored = detach(module)
     assert restored is base
@@ -117,7 +154,7 @@ def test_full_fine_tuning_is_the_model_itself(family, tmp_path):
     module = attach(tiny(family), Technique.FULL, SETTINGS)
     assert num_trainable(module) == sum(parameter.numel() for parameter in module.parameters())
     trained = logits(shaken(module))
-    save_technique(module, Technique.FULL, SETTINGS, tmp_path)
+    save_technique(module, tmp_path)
     base = tiny(family)
     untouched = logits(base)
     again = load_technique(base, Technique.FULL, SETTINGS, tmp_path)
@@ -138,7 +175,7 @@ def test_adapters_of_a_half_precision_base_are_single_precision(family, techniqu
     assert {parameter.dtype for parameter in technique_parameters(module)} == {torch.float32}
     trained = logits(module)
     assert trained.dtype == torch.bfloat16
-    save_technique(module, technique, SETTINGS, tmp_path)
+    save_technique(module, tmp_path)
     base = detach(module)
     assert torch.equal(logits(base), before)
     assert torch.equal(logits(load_technique(base, technique, SETTINGS, tmp_path)), trained)
@@ -197,7 +234,7 @@ def test_mistake_p_tuning_has_virtual_rows_before_the_texts_rows(family, tmp_pat
     settings = TechniqueSettings(p_tuning_tokens=len(WORDS))
     base = tiny(family)
     expected = words_before(base, len(WORDS))
-    save_technique(attach(base, Technique.P_TUNING, settings), Technique.P_TUNING, settings, tmp_path)
+    save_technique(attach(base, Technique.P_TUNING, settings), tmp_path)
     module = load_technique(tiny(family), Technique.P_TUNING, settings, tmp_path)
     with torch.no_grad():
         [table] = technique_parameters(module)
@@ -269,14 +306,14 @@ def test_recomputed_activations_give_the_same_gradients(technique):
 @pytest.mark.parametrize("technique", [Technique.LORA, Technique.PREFIX, Technique.PROMPT, Technique.IA3])
 def test_peft_itself_reads_what_is_stored(technique, tmp_path):
     module = shaken(attach(tiny("llama"), technique, SETTINGS))
-    save_technique(module, technique, SETTINGS, tmp_path)
+    save_technique(module, tmp_path)
     by_peft = peft.PeftModel.from_pretrained(tiny("llama"), str(tmp_path))
     assert torch.equal(logits(by_peft), logits(module))
 
 
 @pytest.mark.parametrize("technique", ADDED)
 def test_an_adapter_of_another_shape_of_base_is_refused(technique, tmp_path):
-    save_technique(attach(tiny("llama"), technique, SETTINGS), technique, SETTINGS, tmp_path)
+    save_technique(attach(tiny("llama"), technique, SETTINGS), tmp_path)
     config = tiny_config("llama", layers=2)
     config.hidden_size, config.intermediate_size, config.num_key_value_heads = 36, 72, 3
     other = AutoModelForCausalLM.from_config(config).eval()
@@ -288,30 +325,30 @@ def test_an_adapter_of_another_shape_of_base_is_refused(technique, tmp_path):
 
 def test_mistake_an_adapter_name_that_does_not_exist_scores_the_base_model(tmp_path):
     """PEFT warns of weights by another name and goes on with fresh ones; here that is an error."""
-    save_technique(shaken(attach(tiny("llama"), Technique.LORA, SETTINGS)), Technique.LORA, SETTINGS, tmp_path)
+    save_technique(shaken(attach(tiny("llama"), Technique.LORA, SETTINGS)), tmp_path)
     path = tmp_path / "adapter_model.safetensors"
     renamed = {name.replace("self_attn", "attention"): t for name, t in safetensors.torch.load_file(path).items()}
     safetensors.torch.save_file(renamed, path)
     with pytest.raises(ModelError, match=r"does not fit.*weights differ"):
-        load_peft(tiny("llama"), tmp_path)
+        load_peft_folder(tiny("llama"), tmp_path)
     with pytest.raises(ModelError, match="is not a PEFT folder"):
-        load_peft(tiny("llama"), tmp_path / "no-such-adapter")
+        load_peft_folder(tiny("llama"), tmp_path / "no-such-adapter")
 
 
 def test_mistake_an_adapter_for_modules_that_the_base_does_not_have_is_refused(tmp_path):
-    save_technique(attach(tiny("llama"), Technique.LORA, SETTINGS), Technique.LORA, SETTINGS, tmp_path)
+    save_technique(attach(tiny("llama"), Technique.LORA, SETTINGS), tmp_path)
     with pytest.raises(ModelError, match="does not fit this base"):
         load_technique(tiny("bloom"), Technique.LORA, SETTINGS, tmp_path)
 
 
 def test_an_adapter_is_not_taken_for_another_with_weights_of_the_same_names(tmp_path):
-    save_technique(attach(tiny("llama"), Technique.PARALLEL, SETTINGS), Technique.PARALLEL, SETTINGS, tmp_path)
+    save_technique(attach(tiny("llama"), Technique.PARALLEL, SETTINGS), tmp_path)
     with pytest.raises(ModelError, match="holds parallel of width 5, not adapter-p of width 5"):
         load_technique(tiny("llama"), Technique.ADAPTER_P, SETTINGS, tmp_path)
 
 
 def test_an_adapter_for_the_other_kind_of_model_is_refused(tmp_path):
-    save_technique(attach(tiny("t5"), Technique.PROMPT, SETTINGS), Technique.PROMPT, SETTINGS, tmp_path)
+    save_technique(attach(tiny("t5"), Technique.PROMPT, SETTINGS), tmp_path)
     with pytest.raises(ModelError, match="is for SEQ_2_SEQ_LM models, this one is for CAUSAL_LM"):
         load_technique(tiny("llama"), Technique.PROMPT, SETTINGS, tmp_path)
 
@@ -328,7 +365,7 @@ def test_a_damaged_file_is_named(tmp_path):
 def test_the_settings_reach_peft(tmp_path):
     settings = TechniqueSettings(rank=3, alpha=12.0, dropout=0.1, target_modules=("q_proj",))
     module = attach(tiny("llama"), Technique.LORA, settings)
-    save_technique(module, Technique.LORA, settings, tmp_path)
+    save_technique(module, tmp_path)
     stored = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (stored["r"], stored["lora_alpha"], stored["lora_dropout"]) == (3, 12.0, 0.1)
     assert stored["target_modules"] == ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"]
@@ -365,7 +402,7 @@ def test_demonstrations_are_read_before_a_text_and_bos_stands_once(begins, tmp_p
     nats = torch.nn.functional.cross_entropy(rows, plain[0, first + 1 :])
     torch.testing.assert_close(loss, nats, rtol=1e-4, atol=1e-4)
 
-    save_technique(module, Technique.ICL, SETTINGS, tmp_path)
+    save_technique(module, tmp_path)
     again = load_technique(detach(module), Technique.ICL, SETTINGS, tmp_path)
     with torch.no_grad():
         assert torch.equal(again(**padded).logits[:, 5 : 5 + len(text)], found)

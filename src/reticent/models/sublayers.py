@@ -166,6 +166,11 @@ def is_linear(module: Any) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
+def is_stored_transposed(model: nn.Module, blocks: Sequence[Block]) -> bool:
+    """True if the model's linear modules store their weights as [in, out]."""
+    return not isinstance(model.get_submodule(blocks[0].feed_forward.output), nn.Linear)
+
+
 def _prefixes(path: str) -> Iterator[str]:
     while path:
         yield path

@@ -31,7 +31,13 @@ from reticent.models.base import TOKENIZER_FILES, BaseModelRecord, LanguageModel
 from reticent.text.template import TextTemplate
 from reticent.training.settings import Technique, TechniqueSettings
 from reticent.training.single_settings import SingleTrainingSettings, SplitSettings
-from reticent.training.techniques.registry import base_class_name, load_technique, num_trainable, save_technique
+from reticent.training.techniques.registry import (
+    TECHNIQUES,
+    base_class_name,
+    load_technique,
+    num_trainable,
+    save_technique,
+)
 
 SCHEMA_VERSION = 1
 ADAPT_NAME = "adapt.json"
@@ -185,7 +191,7 @@ class AdaptedFolder:
             self.manifest.base.check(base, f"{self.folder} was adapted")
         trained_in = self.manifest.training.dtype if self.manifest.training else "float32"
         chosen, place = dtype or getattr(torch, trained_in), usable_device(device)
-        if self.technique is Technique.FULL:
+        if TECHNIQUES[self.technique].is_whole_model:
             whole = LanguageModel(self.manifest.base.name, self.weights)
             return whole.load(chosen).to(place), whole.load_tokenizer()
         found = base or self.base()
@@ -234,7 +240,7 @@ def write_adapted(
     _check_lists(member_hashes, heldout_hashes)
     if (folder / ADAPT_NAME).exists():
         raise OutputExistsError(f"{folder} already holds a finished adapted model; choose another --out")
-    _write_weights(folder / WEIGHTS_NAME, module, base, technique, settings)
+    _write_weights(folder / WEIGHTS_NAME, module, base, technique)
     for name, hashes in ((MEMBERS_NAME, member_hashes), (HELDOUT_NAME, heldout_hashes)):
         atomic_write_bytes(folder / name, "".join(f"{value}\n" for value in hashes).encode())
     found = {
@@ -263,15 +269,13 @@ def write_adapted(
     return AdaptedFolder.open(folder)
 
 
-def _write_weights(
-    folder: Path, module: nn.Module, base: LanguageModel, technique: Technique, settings: TechniqueSettings
-) -> None:
+def _write_weights(folder: Path, module: nn.Module, base: LanguageModel, technique: Technique) -> None:
     try:
         # What a killed attempt left is incomplete: without `adapt.json` nothing vouches for it.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        save_technique(module, technique, settings, folder)
-        if technique is Technique.FULL:
+        save_technique(module, folder)
+        if TECHNIQUES[technique].is_whole_model:
             for name in TOKENIZER_FILES:
                 if (base.folder / name).is_file():
                     shutil.copyfile(base.folder / name, folder / name)

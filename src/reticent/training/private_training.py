@@ -26,9 +26,10 @@ from reticent.training.dpsgd import (
 from reticent.training.settings import Technique
 from reticent.training.single_settings import PrivacySettings, SingleTrainingSettings
 from reticent.training.single_training import Texts
+from reticent.training.techniques.registry import TECHNIQUES
 from reticent.training.text_loss import TextLoss
 
-PRIVATE_TECHNIQUES = (Technique.FULL, Technique.LORA, Technique.PREFIX)
+PRIVATE_TECHNIQUES = tuple(name for name, technique in TECHNIQUES.items() if technique.can_train_privately)
 
 _PROBE_LENGTHS = (7, 4)
 _PROBE_SPREAD = 0.02

@@ -41,6 +41,7 @@ from reticent.training.single_settings import PrivacySettings, SingleTrainingSet
 from reticent.training.single_training import EpochLoss, GradientSource, MeanGradients, SingleTrainer, Texts
 from reticent.training.splitting import Split, split_records
 from reticent.training.techniques.registry import (
+    TECHNIQUES,
     attach,
     attach_demonstrations,
     enable_gradient_checkpointing,
@@ -90,7 +91,7 @@ class AdaptRequest:
     @property
     def is_in_context(self) -> bool:
         """True if members are demonstrations and nothing is trained."""
-        return self.technique is Technique.ICL
+        return TECHNIQUES[self.technique].reads_demonstrations
 
 
 def adapt(request: AdaptRequest, progress: Progress, *, resume: bool = False) -> AdaptedFolder:
@@ -226,7 +227,7 @@ class _Adaptation:
 
     def _train(self) -> tuple[EpochLoss, ...]:
         request = self._request
-        private_head = request.privacy is not None and request.technique is Technique.FULL
+        private_head = request.privacy is not None and TECHNIQUES[request.technique].is_whole_model
         loss = TextLoss(self._module, num_virtual_rows(self._module), in_chunks=not private_head)
         members, validation = (self._texts(encoded) for encoded in (self._members, self._validation))
         private = self._private_source(loss, members)

@@ -19,8 +19,7 @@ from reticent.errors import ModelError
 from reticent.models.token_signals import signals_of_hidden, signals_of_logits, split_signals
 from reticent.protocols import TokenSignals
 from reticent.training.lean_lora import lean_lora
-from reticent.training.techniques.in_context import InContextModel
-from reticent.training.techniques.registry import disabled, positions_taken
+from reticent.training.techniques.registry import demonstration_ids, disabled, positions_taken
 from reticent.training.vocabulary_head import VocabularyHead
 
 Draw = Callable[[NDArray[np.float32]], NDArray[np.int64]]
@@ -93,9 +92,8 @@ class TextForward:
         # The model inside all wrappers. What adapters hang in its layers, it computes with.
         self._inner: Any = next(part for part in module.modules() if isinstance(part, PreTrainedModel))
         self.is_encoder_decoder = bool(self._inner.config.is_encoder_decoder)
-        self.demonstration_ids = _NO_IDS
-        if isinstance(module, InContextModel) and with_adapter and not self.is_encoder_decoder:
-            self.demonstration_ids = np.concatenate(module.demonstrations)
+        self.demonstration_ids = demonstration_ids(module) if with_adapter else _NO_IDS
+        if len(self.demonstration_ids):
             self._module = self._inner
         self._head = VocabularyHead(self._inner)
         probe = ScoredSequence(0, _PROBE_IDS, 1, _PROBE_IDS if self.is_encoder_decoder else None)

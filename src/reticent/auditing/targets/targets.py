@@ -34,11 +34,15 @@ from reticent.models.base import LanguageModel, resolve_base_model, usable_devic
 from reticent.protocols import Scorer
 from reticent.text.template import TextTemplate
 from reticent.training.adapted_folder import ADAPT_NAME, AdaptedFolder
-from reticent.training.settings import Technique, TechniqueSettings
-from reticent.training.techniques.bottleneck import BOTTLENECK_NAME, load_bottleneck
-from reticent.training.techniques.registry import base_class_name, load_technique, technique_parameters
+from reticent.training.techniques.bottleneck_technique import BOTTLENECK_NAME, load_bottleneck
+from reticent.training.techniques.peft_technique import CONFIG_NAME
+from reticent.training.techniques.registry import (
+    TECHNIQUES,
+    base_class_name,
+    load_peft_folder,
+    technique_parameters,
+)
 
-_PEFT_CONFIG = "adapter_config.json"
 _RUN_FILES = ("manifest.json", "worlds.safetensors")
 
 
@@ -133,7 +137,7 @@ def target_kind(name: str) -> TargetKind:
         return TargetKind.ADAPTED
     if all((folder / file).is_file() for file in _RUN_FILES):
         return TargetKind.RUN
-    if (folder / _PEFT_CONFIG).is_file():
+    if (folder / CONFIG_NAME).is_file():
         return TargetKind.PEFT
     if (folder / BOTTLENECK_NAME).is_file():
         return TargetKind.BOTTLENECK
@@ -177,9 +181,8 @@ def _open_model(name: str, options: TargetOptions) -> Target:
 def _open_peft(name: str, options: TargetOptions) -> Target:
     folder = Path(name).expanduser()
     base = resolve_base_model(options.model or _read_base_name(folder))
-    # Every PEFT technique is read alike: the folder says which it is.
-    module = load_technique(_load_base(base, options), Technique.LORA, TechniqueSettings(), folder)
-    adapter = json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("peft_type")
+    module = load_peft_folder(_load_base(base, options), folder)
+    adapter = json.loads((folder / CONFIG_NAME).read_text("utf-8")).get("peft_type")
     return _bare_adapter(TargetKind.PEFT, name, adapter, module, base, options)
 
 
@@ -225,7 +228,7 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
         **_base_facts(base, module),
     }
     template = _template(manifest.template, options)
-    if manifest.technique is Technique.FULL:
+    if TECHNIQUES[manifest.technique].is_whole_model:
         scorer, warnings = _scorer(module, tokenizer, template, identity, options)
         before = base.load(scorer.dtype).to(usable_device(options.device))
         reference, _ = _scorer(before, base.load_tokenizer(), scorer.template, _base_identity(base), options)
@@ -301,9 +304,9 @@ def _template(stored: TextTemplate | None, options: TargetOptions) -> TextTempla
 
 def _read_base_name(folder: Path) -> str:
     try:
-        name = json.loads((folder / _PEFT_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
+        name = json.loads((folder / CONFIG_NAME).read_text("utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{folder / _PEFT_CONFIG} cannot be read ({type(error).__name__})") from None
+        raise ModelError(f"{folder / CONFIG_NAME} cannot be read ({type(error).__name__})") from None
     if not isinstance(name, str) or not name:
         raise _unknown_base_error(folder)
     return name

@@ -13,23 +13,17 @@ base computed, which is then rounded to the base's type.
 Shape suffixes: D hidden size, N any leading dimensions.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor, nn
 
 from reticent.errors import ModelError
 from reticent.models.sublayers import Block, find_blocks
-from reticent.training.checkpoint import save_tensors
 from reticent.training.wrapping import BaseWrapper
-
-BOTTLENECK_NAME = "bottleneck.safetensors"
 
 
 class Placement(StrEnum):
@@ -173,40 +167,6 @@ class BottleneckModel(BaseWrapper):
         for adapter in self.adapters:
             assert isinstance(adapter, Bottleneck)
             adapter.enabled = enabled
-
-
-def save_bottleneck(module: BottleneckModel, folder: Path) -> None:
-    """Write the adapters, with where they sit and what they are scaled by, as one safetensors file.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    shape = {"placement": str(module.placement), "scale": module.scale, "width": module.width}
-    # One entry: safetensors writes several in no fixed order.
-    save_tensors(folder / BOTTLENECK_NAME, module.adapter_tensors(), {"adapter": json.dumps(shape)})
-
-
-def load_bottleneck(base: Any, folder: Path) -> BottleneckModel:
-    """Hang adapters that `save_bottleneck` wrote on a base. What shape they have stands in the file.
-
-    Raises:
-        ModelError: the file is missing or damaged, or does not fit the base.
-    """
-    path = folder / BOTTLENECK_NAME
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            shape = json.loads(file.metadata()["adapter"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        placement, width, scale = Placement(shape["placement"]), int(shape["width"]), float(shape["scale"])
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise ModelError(f"{path} holds no bottleneck adapters: {error}") from None
-    module = BottleneckModel(base, placement, width=width, scale=scale)
-    try:
-        module.load_adapter_tensors(tensors)
-    except ModelError:
-        module.remove()
-        raise
-    return module
 
 
 def _places(blocks: tuple[Block, ...], placement: Placement) -> tuple[tuple[str, str], ...]:

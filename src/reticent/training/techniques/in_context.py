@@ -9,7 +9,7 @@ Shape suffixes: B texts, T token positions, K demonstration tokens.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -17,10 +17,12 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from reticent._files import atomic_write
 from reticent.errors import InvalidValueError, ModelError
+from reticent.training.settings import TechniqueSettings
+from reticent.training.techniques.interface import AdaptationTechnique
 from reticent.training.wrapping import BaseWrapper
 
 DEMONSTRATIONS_NAME = "demonstrations.npz"
@@ -104,38 +106,83 @@ def without_begin(demonstrations: Sequence[NDArray[np.int64]], begin_id: int | N
     return [ids[1:] for ids in demonstrations]
 
 
-def save_demonstrations(module: InContextModel, folder: Path) -> None:
-    """Write the demonstrations' token ids.
+class InContextLearning(AdaptationTechnique):
+    """Demonstrations before every text; no parameter is added and none trains."""
 
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    offsets = np.cumsum([0, *(len(ids) for ids in module.demonstrations)], dtype=np.int64)
+    reads_demonstrations = True
 
-    def write(path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez(
-                file,
-                tokens=np.concatenate(module.demonstrations),
-                offsets=offsets,
-                texts_begin=np.bool_(module.texts_begin),
-            )
+    def is_on(self, module: nn.Module) -> bool:
+        """True if the module reads demonstrations."""
+        return isinstance(module, InContextModel)
 
-    atomic_write(folder / DEMONSTRATIONS_NAME, write)
+    def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
+        """Refuse: see `attach_demonstrations` of the registry."""
+        raise InvalidValueError("in-context learning attaches demonstrations, not parameters")
+
+    def load(self, base: Any, settings: TechniqueSettings, folder: Path) -> nn.Module:
+        """Put stored demonstrations before what `base` reads.
+
+        Raises:
+            ModelError: the file is missing or damaged, or a token is not in the base's vocabulary.
+        """
+        path = folder / DEMONSTRATIONS_NAME
+        try:
+            with np.load(path) as arrays:
+                tokens, offsets, begin = arrays["tokens"], arrays["offsets"], bool(arrays["texts_begin"])
+        except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+            raise ModelError(f"{path} holds no demonstrations: {error}") from None
+        if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < base.get_input_embeddings().num_embeddings:
+            raise ModelError(f"{path} holds tokens that this base does not have; load it with the base it was made for")
+        return InContextModel(base, np.split(tokens.astype(np.int64), offsets[1:-1]), texts_begin=begin)
+
+    def save(self, module: nn.Module, folder: Path) -> None:
+        """Write the demonstrations' token ids."""
+        adapted = _in_context(module)
+        offsets = np.cumsum([0, *(len(ids) for ids in adapted.demonstrations)], dtype=np.int64)
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(
+                    file,
+                    tokens=np.concatenate(adapted.demonstrations),
+                    offsets=offsets,
+                    texts_begin=np.bool_(adapted.texts_begin),
+                )
+
+        atomic_write(folder / DEMONSTRATIONS_NAME, write)
+
+    def detach(self, module: nn.Module) -> Any:
+        """Return the base, which was never changed."""
+        return _in_context(module).base
+
+    def disabled(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """A context in which no demonstrations are read."""
+        return _in_context(module).disabled()
+
+    def base(self, module: nn.Module) -> Any:
+        """The model that reads the demonstrations."""
+        return _in_context(module).base
+
+    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """None: nothing trains."""
+        return []
+
+    def num_virtual_rows(self, module: nn.Module) -> int:
+        """Count the demonstrations' tokens; an encoder-decoder reads them in its encoder, without rows."""
+        return len(self.demonstration_ids(module))
+
+    def positions_taken(self, module: nn.Module) -> int:
+        """Count the demonstrations' tokens."""
+        return _in_context(module).num_tokens
+
+    def demonstration_ids(self, module: nn.Module) -> NDArray[np.int64]:
+        """The tokens of all demonstrations; none of an encoder-decoder, whose encoder reads them."""
+        adapted = _in_context(module)
+        if adapted.base.config.is_encoder_decoder:
+            return super().demonstration_ids(module)
+        return np.concatenate(adapted.demonstrations)
 
 
-def load_demonstrations(base: Any, folder: Path) -> InContextModel:
-    """Read demonstrations and put them before what `base` reads.
-
-    Raises:
-        ModelError: the file is missing or damaged, or a token is not in the base's vocabulary.
-    """
-    path = folder / DEMONSTRATIONS_NAME
-    try:
-        with np.load(path) as arrays:
-            tokens, offsets, begin = arrays["tokens"], arrays["offsets"], bool(arrays["texts_begin"])
-    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
-        raise ModelError(f"{path} holds no demonstrations: {error}") from None
-    if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < base.get_input_embeddings().num_embeddings:
-        raise ModelError(f"{path} holds tokens that this base does not have; load it with the base it was made for")
-    return InContextModel(base, np.split(tokens.astype(np.int64), offsets[1:-1]), texts_begin=begin)
+def _in_context(module: nn.Module) -> InContextModel:
+    assert isinstance(module, InContextModel)
+    return module

@@ -1,7 +1,7 @@
-"""Ten ways to adapt a language model, behind one set of functions: attach, score with, save, load, detach.
+"""The closed registry of techniques, and their interface applied to whichever technique a module has.
 
 An adapted module is called like the `transformers` model it is made from, and its logits end with one row for each
-token it was given (`num_virtual_rows` says how many rows come before). Only the technique's own parameters train.
+token it was given (`num_virtual_rows` counts the rows before). Only the technique's own parameters train.
 
     full        every parameter of the model
     lora        LoRA (arXiv 2106.09685), by PEFT
@@ -11,13 +11,12 @@ token it was given (`num_virtual_rows` says how many rows come before). Only the
     prefix      trained keys and values before the text (Li and Liang 2021), by PEFT
     p-tuning    virtual tokens made by a small network (arXiv 2103.10385), by PEFT
     prompt      virtual tokens (Lester et al. 2021), by PEFT
-    ia3         rescaled keys, values and feed-forward activations (arXiv 2205.05638), by PEFT; where a model computes
-                query, key and value in one projection, the query is rescaled with them
+    ia3         rescaled keys, values and feed-forward activations (arXiv 2205.05638), by PEFT
     icl         demonstrations before the text, no training
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,43 +26,39 @@ from numpy.typing import NDArray
 from torch import nn
 
 from reticent.errors import InvalidValueError, ModelError
-from reticent.models.base import LanguageModel, quiet_transformers
 from reticent.training.settings import Technique, TechniqueSettings
-from reticent.training.techniques.bottleneck import BottleneckModel, Placement, load_bottleneck, save_bottleneck
-from reticent.training.techniques.in_context import (
-    InContextModel,
-    load_demonstrations,
-    save_demonstrations,
-    without_begin,
-)
-from reticent.training.techniques.peft import (
-    CHECKPOINTED_PREFIX,
-    PEFT_TECHNIQUES,
-    attach_peft,
-    detach_peft,
-    load_peft,
-    num_prompt_rows,
-    peft_parameters,
-    save_peft,
-)
+from reticent.training.techniques.bottleneck import Placement
+from reticent.training.techniques.bottleneck_technique import BottleneckTechnique
+from reticent.training.techniques.full import FullFineTuning
+from reticent.training.techniques.ia3 import Ia3
+from reticent.training.techniques.in_context import InContextLearning, InContextModel, without_begin
+from reticent.training.techniques.interface import AdaptationTechnique
+from reticent.training.techniques.lora import Lora
+from reticent.training.techniques.p_tuning import PTuning
+from reticent.training.techniques.peft_technique import OtherPeft, PeftTechnique, read_peft_folder
+from reticent.training.techniques.prefix import PrefixTuning
+from reticent.training.techniques.prompt import PromptTuning
 
-__all__ = [
-    "Technique",
-    "TechniqueSettings",
-    "attach",
-    "attach_demonstrations",
-    "base_class_name",
-    "detach",
-    "disabled",
-    "enable_gradient_checkpointing",
-    "load_technique",
-    "num_trainable",
-    "num_virtual_rows",
-    "parse_technique",
-    "positions_taken",
-    "save_technique",
-    "technique_parameters",
-]
+TECHNIQUES: dict[Technique, AdaptationTechnique] = {
+    Technique.FULL: FullFineTuning(),
+    Technique.LORA: Lora(),
+    Technique.ADAPTER_H: BottleneckTechnique(Placement.HOULSBY),
+    Technique.ADAPTER_P: BottleneckTechnique(Placement.PFEIFFER),
+    Technique.PARALLEL: BottleneckTechnique(Placement.PARALLEL),
+    Technique.PREFIX: PrefixTuning(),
+    Technique.P_TUNING: PTuning(),
+    Technique.PROMPT: PromptTuning(),
+    Technique.IA3: Ia3(),
+    Technique.ICL: InContextLearning(),
+}
+
+_OTHER_PEFT = OtherPeft()
+_ADDED = (*(t for name, t in TECHNIQUES.items() if name is not Technique.FULL), _OTHER_PEFT)
+
+
+def technique_of(module: nn.Module) -> AdaptationTechnique:
+    """The technique that a module was made by: full fine-tuning, unless adapters or demonstrations are on it."""
+    return next((technique for technique in _ADDED if technique.is_on(module)), TECHNIQUES[Technique.FULL])
 
 
 def parse_technique(name: str) -> Technique:
@@ -95,20 +90,8 @@ def attach(model: Any, technique: Technique, settings: TechniqueSettings, *, see
         InvalidValueError: the settings name modules that the model does not have, or the technique trains nothing.
     """
     _refuse_adapted(model)
-    if technique is Technique.ICL:
-        raise InvalidValueError("in-context learning attaches demonstrations, not parameters")
-    if technique is Technique.FULL:
-        return _as_module(model.requires_grad_(requires_grad=True))
     with _seeded_random_state(model, seed):
-        if technique in PEFT_TECHNIQUES:
-            return _as_module(attach_peft(model.requires_grad_(requires_grad=False), technique, settings))
-        return BottleneckModel(
-            model,
-            Placement(technique.value),
-            width=settings.bottleneck,
-            scale=settings.parallel_scale,
-            dropout=settings.dropout,
-        )
+        return TECHNIQUES[technique].attach(model, settings)
 
 
 def attach_demonstrations(model: Any, demonstrations: Sequence[NDArray[np.int64]], begin_id: int | None) -> nn.Module:
@@ -130,60 +113,33 @@ def attach_demonstrations(model: Any, demonstrations: Sequence[NDArray[np.int64]
 
 
 def detach(module: nn.Module) -> Any:
-    """Take a technique off and return the base, which then computes what it did before, bit for bit.
-
-    Raises:
-        InvalidValueError: full fine-tuning changed the base itself, so only loading it again restores it.
-    """
-    if isinstance(module, BottleneckModel):
-        return module.remove()
-    if isinstance(module, InContextModel):
-        return module.base
-    if _is_peft(module):
-        return detach_peft(module)
-    raise InvalidValueError("full fine-tuning cannot be taken off a model: load the base again")
+    """See `AdaptationTechnique.detach`."""
+    return technique_of(module).detach(module)
 
 
-@contextmanager
-def disabled(module: nn.Module) -> Iterator[nn.Module]:
-    """Within this context the module computes what its base does, and its logits have no virtual rows.
-
-    Raises:
-        InvalidValueError: the module is a full fine-tuning, which has no base beneath it.
-    """
-    if isinstance(module, BottleneckModel | InContextModel):
-        with module.disabled():
-            yield module
-    elif _is_peft(module):
-        peft: Any = module
-        with peft.disable_adapter():
-            yield module
-    else:
-        raise InvalidValueError("full fine-tuning cannot be switched off: load the base model beside it")
+def disabled(module: nn.Module) -> AbstractContextManager[Any]:
+    """See `AdaptationTechnique.disabled`."""
+    return technique_of(module).disabled(module)
 
 
 def num_virtual_rows(module: nn.Module) -> int:
-    """Count the leading rows of the logits that belong to no token of the text: virtual tokens or demonstrations."""
-    if isinstance(module, InContextModel):
-        return 0 if module.base.config.is_encoder_decoder else module.num_tokens
-    return num_prompt_rows(module) if _is_peft(module) else 0
+    """See `AdaptationTechnique.num_virtual_rows`."""
+    return technique_of(module).num_virtual_rows(module)
 
 
 def positions_taken(module: nn.Module) -> int:
-    """Count the positions of the context that a technique takes from the text (for T5, from the encoder's input)."""
-    if isinstance(module, InContextModel):
-        return module.num_tokens
-    config: Any = module.active_peft_config if _is_peft(module) else None
-    return int(config.num_virtual_tokens) if config is not None and config.is_prompt_learning else 0
+    """See `AdaptationTechnique.positions_taken`."""
+    return technique_of(module).positions_taken(module)
+
+
+def demonstration_ids(module: nn.Module) -> NDArray[np.int64]:
+    """See `AdaptationTechnique.demonstration_ids`."""
+    return technique_of(module).demonstration_ids(module)
 
 
 def technique_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that a technique adds and its forward reads, frozen or not; all of them for full fine-tuning."""
-    if isinstance(module, BottleneckModel):
-        return list(module.adapters.parameters())
-    if isinstance(module, InContextModel):
-        return []
-    return peft_parameters(module) if _is_peft(module) else list(module.parameters())
+    """See `AdaptationTechnique.parameters`."""
+    return technique_of(module).parameters(module)
 
 
 def num_trainable(module: nn.Module) -> int:
@@ -192,36 +148,13 @@ def num_trainable(module: nn.Module) -> int:
 
 
 def enable_gradient_checkpointing(module: nn.Module) -> None:
-    """Compute activations again in the backward pass rather than keep them.
-
-    Raises:
-        ModelError: prefix tuning, which loses its prefix that way.
-    """
-    config: Any = module.active_peft_config if _is_peft(module) else None
-    if config is not None and config.peft_type == "PREFIX_TUNING":
-        raise ModelError(CHECKPOINTED_PREFIX)
-    base: Any = module
-    base.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    """See `AdaptationTechnique.recompute_activations`."""
+    technique_of(module).recompute_activations(module)
 
 
-def save_technique(module: nn.Module, technique: Technique, settings: TechniqueSettings, folder: Path) -> None:
-    """Write what a technique trained into a folder that exists.
-
-    A whole model for full fine-tuning, a folder that PEFT reads, `bottleneck.safetensors`, or `demonstrations.npz`.
-
-    Raises:
-        StorageError: a file cannot be written.
-    """
-    if technique is Technique.FULL:
-        whole: Any = module
-        with quiet_transformers():
-            whole.save_pretrained(folder)
-    elif isinstance(module, InContextModel):
-        save_demonstrations(module, folder)
-    elif isinstance(module, BottleneckModel):
-        save_bottleneck(module, folder)
-    else:
-        save_peft(module, folder)
+def save_technique(module: nn.Module, folder: Path) -> None:
+    """See `AdaptationTechnique.save`."""
+    technique_of(module).save(module, folder)
 
 
 def load_technique(base_model: Any, technique: Technique, settings: TechniqueSettings, folder: Path) -> nn.Module:
@@ -229,7 +162,7 @@ def load_technique(base_model: Any, technique: Technique, settings: TechniqueSet
 
     Args:
         base_model: the base, changed in place until `detach`. A full fine-tuning is a model beside it, of its type.
-        technique: what the folder holds.
+        technique: the technique whose folder it is.
         settings: the sizes it was made with.
         folder: what `save_technique` wrote.
 
@@ -237,45 +170,34 @@ def load_technique(base_model: Any, technique: Technique, settings: TechniqueSet
         ModelError: the folder is missing or damaged, or does not fit the base.
     """
     _refuse_adapted(base_model)
-    if technique is Technique.ICL:
-        module: Any = load_demonstrations(base_model, folder)
-    elif technique in PEFT_TECHNIQUES:
-        module = load_peft(base_model, folder)
-    elif technique is Technique.FULL:
-        module = LanguageModel(folder.name, folder).load(base_model.dtype).to(base_model.device)
-    else:
-        module = load_bottleneck(base_model, folder)
-        found, needed = (module.placement, module.width), (technique, settings.bottleneck)
-        if found != needed:
-            module.remove()
-            raise ModelError(f"{folder} holds {found[0]} of width {found[1]}, not {needed[0]} of width {needed[1]}")
-    return _as_module(module.eval().requires_grad_(requires_grad=False))
+    return _freeze(TECHNIQUES[technique].load(base_model, settings, folder))
+
+
+def load_peft_folder(base_model: Any, folder: Path) -> nn.Module:
+    """Put a PEFT folder of any kind, also one made elsewhere, on a base model; everything frozen, in evaluation mode.
+
+    Raises:
+        ModelError: the folder cannot be read, or does not hold the weights that its settings ask for on this base.
+    """
+    _refuse_adapted(base_model)
+    config, _ = read_peft_folder(folder)
+    known = (technique for technique in TECHNIQUES.values() if isinstance(technique, PeftTechnique))
+    technique = next((each for each in known if each.peft_type == config.peft_type), _OTHER_PEFT)
+    return _freeze(technique.load(base_model, TechniqueSettings(), folder))
 
 
 def base_class_name(module: nn.Module) -> str:
     """The class of the `transformers` model that a module was made from."""
-    base: Any = module
-    if isinstance(module, BottleneckModel | InContextModel):
-        base = module.base
-    elif _is_peft(module):
-        base = base.get_base_model()
-    return type(base).__name__
+    return type(technique_of(module).base(module)).__name__
+
+
+def _freeze(module: nn.Module) -> nn.Module:
+    return module.eval().requires_grad_(requires_grad=False)
 
 
 def _refuse_adapted(model: Any) -> None:
-    if isinstance(model, BottleneckModel | InContextModel) or _is_peft(model):
+    if any(technique.is_on(model) for technique in _ADDED):
         raise ModelError("this model is adapted already; take that technique off before another is put on")
-
-
-def _is_peft(module: nn.Module) -> bool:
-    from peft import PeftModel
-
-    return isinstance(module, PeftModel)
-
-
-def _as_module(module: Any) -> nn.Module:
-    assert isinstance(module, nn.Module)
-    return module
 
 
 @contextmanager

@@ -1,0 +1,28 @@
+"""P-tuning (arXiv 2103.10385), by PEFT: virtual tokens before the text, made by a small network while they train."""
+
+from typing import Any
+
+from reticent.training.settings import TechniqueSettings
+from reticent.training.techniques.peft_technique import (
+    VirtualTokens,
+    embedding_width,
+    task_type,
+    virtual_token_shape,
+)
+
+
+class PTuning(VirtualTokens):
+    """Virtual tokens from a network that is as wide as an embedding; the tokens alone are stored."""
+
+    peft_type = "P_TUNING"
+
+    def config(self, model: Any, settings: TechniqueSettings) -> Any:
+        """As many virtual tokens as the settings say."""
+        from peft import PromptEncoderConfig
+
+        return PromptEncoderConfig(
+            task_type=task_type(model),
+            num_virtual_tokens=settings.p_tuning_tokens,
+            encoder_hidden_size=embedding_width(model),
+            **virtual_token_shape(model),
+        )
