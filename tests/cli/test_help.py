@@ -5,10 +5,11 @@ import re
 import pytest
 from typer.main import get_command
 
-from reticent.auditing.attacks.registry import ATTACKS
+from reticent.auditing.attacks.registry import ATTACKS, parse_attacks
 from reticent.auditing.canaries.planting import CanaryKind
-from reticent.cli import audit, canaries, evaluate
+from reticent.cli import canaries, evaluate
 from reticent.cli import main as cli
+from reticent.errors import InvalidValueError
 from reticent.evaluation.run_evaluation import Study
 
 
@@ -46,7 +47,6 @@ def test_options_of_one_name_take_one_type(capsys):
 
 
 def test_names_in_help_are_those_of_the_registries():
-    assert audit.ATTACKS.split(", ") == list(ATTACKS)
     assert canaries.KINDS.split(", ") == list(CanaryKind)
     assert evaluate._STUDIES.split(", ") == list(Study)
 
@@ -62,3 +62,9 @@ def test_summaries_in_the_overview_are_whole(capsys):
     overview = capsys.readouterr().out
     cut = [line for line in overview.splitlines() if line.startswith("  ") and line.endswith("...")]
     assert cut == []
+
+
+def test_an_unknown_attack_is_answered_with_all_there_are():
+    with pytest.raises(InvalidValueError, match="there is no attack rimia") as refusal:
+        parse_attacks("lira,rimia")
+    assert all(name in str(refusal.value) for name in ATTACKS)

@@ -1,6 +1,8 @@
 import pytest
 from sample_audits import sample_attack, sample_audit
 
+from reticent.auditing.attacks.evidence import Need
+from reticent.auditing.attacks.registry import ATTACKS
 from reticent.auditing.metrics import unavailable_rate
 from reticent.reports.evidence import count_texts_needed, evidence_section, findings, lowest_reportable_fpr
 from reticent.reports.model import Table
@@ -52,6 +54,17 @@ def test_texts_needed_are_the_fewest_that_the_metrics_accept(fpr, needed):
     assert count_texts_needed(fpr) == needed
     assert unavailable_rate(fpr, needed) is None
     assert unavailable_rate(fpr, needed - 1) is not None
+
+
+def test_an_attack_is_classed_by_what_it_needs():
+    """Nothing is listed twice: a new attack with a reference or shadow models is found by its entry alone."""
+    for name, attack in ATTACKS.items():
+        found = by_class(sample_audit(attacks=(sample_attack(str(name), attack.title, 0.6),)))
+        has_reference = bool(attack.needs & {Need.REFERENCE, Need.SHADOWS, Need.SELF_PROMPTED})
+        assert found["Shadow-model attacks"].tested == ("yes" if Need.SHADOWS in attack.needs else "no")
+        assert found["Likelihood-ratio attacks"].tested == ("yes" if has_reference else "no")
+        assert attack.title in found["Membership inference"].how
+        assert ("the weights as well" in found["Membership inference"].assumptions) == attack.is_white_box
 
 
 @pytest.mark.parametrize(

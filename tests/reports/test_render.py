@@ -12,9 +12,13 @@ from reticent.auditing.results import AuditResult
 from reticent.errors import StorageError
 from reticent.reports.audit import audit_report
 from reticent.reports.model import Report, Section, Table
-from reticent.reports.render import cell_text, render_audit, render_csv, render_html, render_markdown, write_report
+from reticent.reports.render import cell_text, render_csv, render_html, render_markdown, write_report
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+def render_audit(result):
+    return render_html(audit_report(result))
 
 
 class Outline(HTMLParser):

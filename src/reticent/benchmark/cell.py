@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from reticent.auditing.attacks.evidence import Need
 from reticent.auditing.attacks.registry import ATTACKS, Attack, AttackName
 from reticent.auditing.feasibility import plan_attacks
 from reticent.auditing.inputs.gathering import GatheringSettings
@@ -26,8 +27,8 @@ from reticent.protocols import Progress
 from reticent.text.corpus import read_corpus, text_hash
 from reticent.text.template import TextTemplate
 from reticent.training.adapted_folder import AdaptedFolder
-from reticent.training.settings import Technique
 from reticent.training.single_settings import SingleTrainingSettings, SplitSettings
+from reticent.training.techniques.registry import TECHNIQUES
 from reticent.training.trainer import AdaptRequest, adapt
 
 
@@ -75,7 +76,9 @@ def _adapt_request(work: CellWork, source: str) -> AdaptRequest:
             learning_rate=choice.learning_rate or defaults.learning_rate,
             seed=work.cell.seed,
             dtype=grid.dtype,
-            gradient_checkpointing=defaults.gradient_checkpointing and choice.technique is not Technique.PREFIX,
+            gradient_checkpointing=(
+                defaults.gradient_checkpointing and TECHNIQUES[choice.technique].can_recompute_activations
+            ),
         ),
         device=grid.device,
     )
@@ -121,7 +124,7 @@ def _groups(
 ) -> list[tuple[tuple[int, int], tuple[Attack, ...]]]:
     """Attacks by the numbers of members and non-members that they are run on, the most texts first.
 
-    ReCaLL gets non-members for its prefix in addition, since it does not score those.
+    An attack with a prefix gets non-members for it in addition, since it does not score those.
     """
     groups: dict[tuple[int, int], list[Attack]] = defaultdict(list)
     for attack in attacks:
@@ -129,7 +132,7 @@ def _groups(
         if limit is None:
             groups[num_members, num_nonmembers].append(attack)
             continue
-        shots = choice.shots if attack.name is AttackName.RECALL else 0
+        shots = choice.shots if Need.PREFIX in attack.needs else 0
         groups[min(limit, num_members), min(limit + shots, num_nonmembers)].append(attack)
     return [(counts, tuple(groups[counts])) for counts in sorted(groups, reverse=True)]
 

@@ -33,9 +33,6 @@ from reticent.training.settings import DTypeName, Technique, TechniqueSettings
 Family = Literal["t5", "llama", "opt", "bloom", "gptj", "gpt2"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
-EXPENSIVE_ATTACKS = (AttackName.NEIGHBOURHOOD, AttackName.SPV, AttackName.GRADIENT_NORM, AttackName.RECALL)
-"""Attacks that cost more than a lookup in the table of signals; only these may be limited separately."""
-
 
 class ModelChoice(FrozenModel):
     """One base model.

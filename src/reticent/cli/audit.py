@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from reticent.auditing.targets.targets import Target, TargetOptions
 
 
-ATTACKS = (
-    "likelihood, reference, zlib, neighbourhood, min-k, min-k++, gradient-norm, ez-mia, wbc, rmia, lira, spv, recall"
-)
-
-
 def audit(
     target: Annotated[
         str,
@@ -39,7 +34,9 @@ def audit(
     reference: Annotated[
         str | None, typer.Option(help="Model before adaptation; an adapter's own base unless given.")
     ] = None,
-    attacks: Annotated[str, typer.Option(help=f"all, or some of {ATTACKS}, comma-separated.")] = "all",
+    attacks: Annotated[
+        str, typer.Option(help="all, or names with commas between; an unknown name is answered with the list.")
+    ] = "all",
     mlm: Annotated[
         str | None, typer.Option(help="Masked language model that makes neighbours; the target's base unless given.")
     ] = None,

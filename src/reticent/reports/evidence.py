@@ -12,6 +12,8 @@ The page states what was done. It draws no legal conclusion.
 import math
 from dataclasses import dataclass
 
+from reticent.auditing.attacks.evidence import Need
+from reticent.auditing.attacks.registry import ATTACKS
 from reticent.auditing.metrics.rates import NONMEMBERS_TIMES_FPR
 from reticent.auditing.results import AttackResult, AuditResult
 from reticent.reports.model import Paragraph, Reference, Section, Table
@@ -21,8 +23,10 @@ AISVS_URL = "https://github.com/OWASP/AISVS/blob/main/1.0/en/0x10-C11-Adversaria
 
 TESTED, IN_PART, NOT_TESTED = "yes", "in part", "no"
 
-_SHADOW_ATTACKS = frozenset({"lira", "rmia"})
-_RATIO_ATTACKS = frozenset({"reference", "lira", "rmia", "ez-mia", "wbc", "spv"})
+_RATIO_NEEDS = frozenset({Need.REFERENCE, Need.SHADOWS, Need.SELF_PROMPTED})
+_SHADOW_ATTACKS = frozenset(name for name, attack in ATTACKS.items() if Need.SHADOWS in attack.needs)
+_RATIO_ATTACKS = frozenset(name for name, attack in ATTACKS.items() if attack.needs & _RATIO_NEEDS)
+_WHITE_BOX_ATTACKS = {name: attack.title.lower() for name, attack in ATTACKS.items() if attack.is_white_box}
 _EDPB, _AISVS = "EDPB 28/2024 ¶55", "AISVS"
 
 
@@ -146,8 +150,7 @@ def _assumptions(result: AuditResult) -> list[str]:
         given.append("and those of the base model before adaptation")
     if names & _SHADOW_ATTACKS:
         given.append("and may have models trained the same way on other texts")
-    if "gradient-norm" in names:
-        given.append("for the gradient norm, the weights as well")
+    given += [f"for the {title}, the weights as well" for name, title in _WHITE_BOX_ATTACKS.items() if name in names]
     given.append("members and non-members come from one distribution (see the blind baseline)")
     return given
 

@@ -23,11 +23,6 @@ from reticent.stats.estimate import Estimate
 _FIGURES = Figure.__args__
 
 
-def render_audit(result: AuditResult) -> str:
-    """The report of an audit as one HTML page."""
-    return render_html(audit_report(result))
-
-
 def render_html(report: Report) -> str:
     """A report as one HTML page."""
     return _environment().get_template("report.html.jinja").render(report=report, confidence=_confidences(report))
