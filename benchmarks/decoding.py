@@ -16,6 +16,7 @@ from benchmarks.workspace import ALIKE, Workspace
 from reticent.decoding.votes import greedy_votes, gumbel_votes, top_candidates
 from reticent.engine.engine import Engine, EngineContext
 from reticent.layers.adapters import StackedAdapters
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState, ReleaseRecord
 from reticent.randomness import PublicCoins, SeededNoise
 
@@ -74,7 +75,7 @@ class PrivateStream:
     def _release(self) -> None:
         candidates_K = top_candidates(self._engine.public_logits(self.context), self._num_candidates)
         votes_M = greedy_votes(self._engine.world_logits(self.context, candidates_K), candidates_K)
-        released = self._curator.release(votes_M, STEP_BUDGET, request="benchmark", step=len(self.released))
+        released = self._curator.release(votes_M, Charging(STEP_BUDGET), request="benchmark", step=len(self.released))
         self.released.append(released.token)
 
 
@@ -202,7 +203,7 @@ def _mechanism_stream(workspace: Workspace, top: int | None) -> _Shared:
         clock.append(time.perf_counter())
         coins_K = coins.gumbel(step, candidates_K.size)
         votes_M = gumbel_votes(logits_MK, candidates_K, coins_K, 1.0)
-        released = curator.release(votes_M, STEP_BUDGET, request="benchmark", step=step, coin_key=coins.key)
+        released = curator.release(votes_M, Charging(STEP_BUDGET), request="benchmark", step=step, coin_key=coins.key)
         clock.append(time.perf_counter())
         token = released.token
         _check_sample(logits_MK, candidates_K, coins.gumbel(step, candidates_K.size), votes_M, token)

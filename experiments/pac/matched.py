@@ -39,10 +39,9 @@ from experiments.studies.matched import (
 )
 from experiments.studies.pmixed import PMixedSettings, mixing_weights, projection_orders
 from experiments.studies.projection_gap import excess, one_order_weights
-from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.randomness import SeededNoise
 
 TOTAL_NATS = 2.0**-32 * 10**6
@@ -213,7 +212,7 @@ class _Pac:
     def released(self, release: ReleaseMechanism, step_budget: float, num_draws: int, seed: int) -> Floats:
         """The probability that it is released, at each place."""
         mechanism, noise, generator = (
-            batch_mechanism(release, step_budget),
+            mechanism_for(release, step_budget),
             SeededNoise(seed),
             np.random.default_rng(seed),
         )

@@ -73,7 +73,7 @@ class ByCurator:
         """See `Chooser.choose`."""
         decoding = self._decoding
         return self._curator.release(
-            votes_M, decoding.step_budget, request="text", step=step, release_mechanism=decoding.release_mechanism
+            votes_M, decoding.charging, request="text", step=step, release_mechanism=decoding.release_mechanism
         ).token
 
 

@@ -24,8 +24,8 @@ from experiments.studies.pmixed import PMixedSettings
 from reticent import _validate
 from reticent._settings import FiniteModel
 from reticent.errors import InvalidValueError
-from reticent.evaluation.batch_mechanisms import BatchMechanism
 from reticent.evaluation.session_batch import SessionBatch, secret_indices
+from reticent.pac.release import BatchMechanism
 from reticent.randomness import NoiseSource
 from reticent.stats.means import Mean, ratio
 

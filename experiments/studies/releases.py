@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.evaluation.controls import Control, control_tokens
 from reticent.evaluation.session_batch import SessionBatch
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.randomness import NoiseSource
 
 
@@ -52,7 +51,7 @@ def release_by_mechanism(
         InvalidValueError: a secret is not a world, or the budget is out of range.
     """
     votes_NM = votes_NM.astype(np.int64)
-    batch = SessionBatch(batch_mechanism(mechanism, step_budget), secrets_R, votes_NM.shape[1], noise)
+    batch = SessionBatch(mechanism_for(mechanism, step_budget), secrets_R, votes_NM.shape[1], noise)
     tokens_NR = np.repeat(votes_NM[:, :1], secrets_R.size, axis=1)
     for position in np.flatnonzero((votes_NM != votes_NM[:, :1]).any(axis=1)):
         tokens_NR[position] = batch.release(votes_NM[position])

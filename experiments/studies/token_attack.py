@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from experiments.studies.channel import released_token_likelihood
 from reticent.errors import InvalidValueError
 from reticent.pac.calibration import active_votes
-from reticent.pac.gaussian import Mechanism
 from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
+from reticent.pac.release import Mechanism
 
 _ROUNDING_OCTAVE = 32
 """Beliefs are rounded to 2^(1/32) of their value where channels are integrated, so that most are integrated once."""

@@ -9,6 +9,7 @@ from reticent.cli.main import main
 from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.pac.bounds import attack_success
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Ballot
 from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED
 from reticent.randomness import SystemNoise
@@ -33,7 +34,7 @@ def deploy(run_dir, url=None, **options):
         for now, key in ((86_399.9, "k1"), (86_400.0, "k1"), (86_401.5, "k1"), (86_402.0, None)):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("reticent.ledger.store.time.time", lambda now=now: now)
-                ledger.curator.release_many([Ballot(votes, 2.0**-10, "réq", 7, bytes(16), key)])
+                ledger.curator.release_many([Ballot(votes, Charging(2.0**-10), "réq", 7, bytes(16), key)])
 
 
 def alter(run_dir, statement):
@@ -53,6 +54,7 @@ def test_show_tells_spent_left_bounds_and_use_by_key_and_day(run_dir, capsys):
     shown = printed_json(capsys, "ledger", "show", run_dir, "--json")
     assert shown == {
         "tokens": 4,
+        "dissenting_steps": 4,
         "nats_charged": 2.0**-8,
         "nats_cap": 0.5,
         "nats_left": 0.5 - 2.0**-8,

@@ -8,6 +8,7 @@ from reticent.api.deployments import run_id
 from reticent.cli.main import main
 from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
+from reticent.pac.charging import Charging
 from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED
 from reticent.randomness import SystemNoise
 
@@ -26,7 +27,7 @@ def deploy(run_dir, tokens=3, **options):
     with Ledger.open(run_dir, run_id(run_dir), 8, Keyring.of_user(), noise=SystemNoise(), **options) as ledger:
         for step in range(tokens):
             votes = np.arange(8) % 2 if step else np.zeros(8, np.int64)
-            ledger.curator.release(votes, 2.0**-10, request="r", step=step)
+            ledger.curator.release(votes, Charging(2.0**-10), request="r", step=step)
 
 
 def has_state(run_dir):
@@ -42,13 +43,14 @@ def test_show_tells_what_was_spent_and_nothing_of_the_secret(run_dir, capsys):
         "dissenting_steps",
         "nats_charged",
         "nats_cap",
+        "nats_left",
         "half_success",
         "world_success",
         "worlds",
     }
     assert (shown["tokens"], shown["dissenting_steps"], shown["worlds"]) == (3, 2, 8)
     assert shown["nats_charged"] == 3 * 2.0**-10
-    assert shown["nats_cap"] == 0.5
+    assert (shown["nats_cap"], shown["nats_left"]) == (0.5, 0.5 - 3 * 2.0**-10)
     assert 0.5 < shown["half_success"] < 0.54
     assert 1 / 8 < shown["world_success"] < 0.2
 

@@ -5,6 +5,7 @@ from reticent.decoding.generate import GeneratedToken, generate
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import BudgetExhaustedError, InvalidValueError, StorageError
 from reticent.pac.accounting import charge_units, units_to_nats
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.randomness import PublicCoins, SeededNoise
@@ -91,8 +92,8 @@ def naive_generation(decoder, law, prompt, secret, noise_seed, length):
         for row in rows[1:].astype(np.float64):
             scores = {c: row[c] / temperature + u for c, u in zip(candidates, coins, strict=True)}
             votes.append(max(candidates, key=lambda c: (scores[c], -c)))
-        released = curator.release(np.array(votes), 0.05, request="naive", step=step, release_mechanism=law)
-        answer.append(GeneratedToken(released.token, len(set(votes))))
+        released = curator.release(np.array(votes), Charging(0.05), request="naive", step=step, release_mechanism=law)
+        answer.append(GeneratedToken(released.token, len(set(votes)), charge_units(0.05)))
         tokens.append(released.token)
     return answer
 

@@ -4,21 +4,13 @@ import numpy as np
 import pytest
 
 from reticent.errors import InvalidValueError
-from reticent.evaluation.batch_mechanisms import (
-    GaussianBatch,
-    MixtureBatch,
-    OneByOne,
-    calibrate_batch,
-    keep_probabilities,
-    vote_weights_batch,
-)
-from reticent.evaluation.divergence import phi
 from reticent.evaluation.session_batch import SessionBatch, secret_indices
-from reticent.pac import divergence as _divergence
-from reticent.pac.calibration import calibrate
+from reticent.pac.calibration import calibrate, calibrate_batch, vote_weights_batch
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.gaussian import GaussianMechanism, log_likelihood, noise_covariance
-from reticent.pac.mixture import MixtureMechanism, mixture_information_nats, mixture_log_likelihood
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
+from reticent.pac.mixture import MixtureMechanism, keep_probabilities, mixture_information_nats, mixture_log_likelihood
 from reticent.randomness import SeededNoise
 
 WORLDS = 8
@@ -58,6 +50,20 @@ class Uniforms:
         return self._uniforms[:count]
 
 
+class OneByOne:
+    """A mechanism's batch form by its form for one deployment, one session after another."""
+
+    def __init__(self, mechanism):
+        self._mechanism = mechanism
+
+    def release_batch(self, index_M, weights_RM, secrets_R, noise):
+        draws = []
+        for weights_A, secret in zip(vote_weights_batch(index_M, weights_RM), secrets_R, strict=True):
+            calibration = self._mechanism.calibrate(weights_A)
+            draws.append(self._mechanism.release(index_M, calibration, int(secret), noise))
+        return np.array([draw.index for draw in draws]), np.stack([draw.log_likelihood for draw in draws])
+
+
 @pytest.mark.parametrize("num_active", [2, 3, 7])
 @pytest.mark.parametrize("budget", [2.0**-32, 2.0**-6, 1.0])
 def test_noise_and_likelihood_are_those_of_the_scalar_mechanism(num_active, budget):
@@ -86,22 +92,22 @@ def test_two_way_sessions_are_the_curators_own():
     dissenting = 5
     secrets = np.array([0, 3, 5])
     normals = np.random.default_rng(1).normal(size=(dissenting, secrets.size))
-    batch = SessionBatch(GaussianBatch(0.02), secrets, WORLDS, Given(normals.ravel()))
+    batch = SessionBatch(GaussianMechanism(0.02), secrets, WORLDS, Given(normals.ravel()))
     released = np.stack([batch.release(votes_M) for votes_M in votes])
     for r, secret in enumerate(secrets):
         uniform = np.full(WORLDS, -np.log(WORLDS))
         curator = Curator.for_experiments(CuratorState(int(secret), uniform), NoStore(), Given(normals[:, r]))
-        tokens = [curator.release(v, 0.02, request="x", step=i).token for i, v in enumerate(votes)]
+        tokens = [curator.release(v, Charging(0.02), request="x", step=i).token for i, v in enumerate(votes)]
         np.testing.assert_array_equal(released[:, r], tokens)
         np.testing.assert_allclose(batch.log_weights[r], curator.state.log_posterior, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("batched", "scalar"), [(GaussianBatch, GaussianMechanism), (MixtureBatch, MixtureMechanism)])
-def test_one_by_one_and_the_batch_have_the_same_distribution(batched, scalar):
+@pytest.mark.parametrize("release", list(ReleaseMechanism))
+def test_one_by_one_and_the_batch_have_the_same_distribution(release):
     secrets = np.tile(np.arange(WORLDS), 500)
     ours, theirs = (
         SessionBatch(mechanism, secrets, WORLDS, SeededNoise(seed))
-        for mechanism, seed in ((batched(0.5), 1), (OneByOne(scalar(0.5)), 2))
+        for mechanism, seed in ((mechanism_for(release, 0.5), 1), (OneByOne(mechanism_for(release, 0.5)), 2))
     )
     for votes_M in (VOTES[2], VOTES[0]):
         counts = [np.bincount(batch.release(votes_M), minlength=10) / secrets.size for batch in (ours, theirs)]
@@ -127,19 +133,14 @@ def test_keep_probabilities_and_likelihoods_are_those_of_the_scalar_mixture(budg
         assert keep == 1.0 or mixture_information_nats(weights_A, keep) == pytest.approx(budget, rel=1e-8)
     secrets = np.arange(6)
     uniforms = generator.random((2, 6))
-    ours = MixtureBatch(budget).release(index_M, weights_RM, secrets, Uniforms(uniforms.ravel()))
+    ours = mechanism.release_batch(index_M, weights_RM, secrets, Uniforms(uniforms.ravel()))
     for r in range(6):
         expected_M = mixture_log_likelihood(mechanism.calibrate(weights_RA[r]), index_M, int(ours[0][r]))
         np.testing.assert_allclose(ours[1][r], expected_M, rtol=1e-7)
 
 
-def test_phi_over_arrays_is_phi():
-    x = np.concatenate([[-1.0, -0.999, 0.0], *(sign * np.logspace(-12, s, 80) for sign, s in ((1, 3), (-1, -0.01)))])
-    np.testing.assert_allclose(phi(x), [_divergence.phi(float(value)) for value in x], rtol=1e-11)
-
-
 def test_posteriors_stay_normalised_over_many_steps():
-    batch = SessionBatch(GaussianBatch(0.3), secret_indices(6, WORLDS, SeededNoise(0)), WORLDS, SeededNoise(1))
+    batch = SessionBatch(GaussianMechanism(0.3), secret_indices(6, WORLDS, SeededNoise(0)), WORLDS, SeededNoise(1))
     for step in range(400):
         batch.release(VOTES[step % 5])
     np.testing.assert_allclose(batch.weights.sum(1), 1.0, rtol=1e-12)
@@ -150,4 +151,4 @@ def test_posteriors_stay_normalised_over_many_steps():
 @pytest.mark.parametrize("secrets", [[], [8], [-1]])
 def test_a_secret_that_is_no_world_is_refused(secrets):
     with pytest.raises(InvalidValueError, match="8 worlds"):
-        SessionBatch(GaussianBatch(0.1), np.array(secrets, dtype=np.int64), WORLDS, SeededNoise(0))
+        SessionBatch(GaussianMechanism(0.1), np.array(secrets, dtype=np.int64), WORLDS, SeededNoise(0))

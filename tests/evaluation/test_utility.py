@@ -9,6 +9,7 @@ from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control
 from reticent.evaluation.free_running import NothingKept
 from reticent.evaluation.utility import Utility, UtilitySettings, utility
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.pac.posterior import Posterior
@@ -74,7 +75,7 @@ def test_the_curator_itself_gives_the_same_accuracy_and_flips():
         curator = Curator.for_experiments(
             CuratorState(seed % 16, Posterior.uniform(16).log_weights), NothingKept(), SeededNoise(seed)
         )
-        tokens = np.array([curator.release(v, budget, request="", step=i).token for i, v in enumerate(votes)])
+        tokens = np.array([curator.release(v, Charging(budget), request="", step=i).token for i, v in enumerate(votes)])
         hits.append((tokens == tensor.targets_N).mean())
         flips.append((tokens != votes[:, seed % 16])[tensor.gumbel.dissent].mean())
     result = utility(tensor, Decoder.GUMBEL, UtilitySettings(budgets=(budget,), num_sessions=64, seed=3))

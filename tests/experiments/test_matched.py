@@ -16,9 +16,8 @@ from experiments.studies.matched import (
 )
 from experiments.studies.pmixed import PMixedSettings, mixed_distribution, mixing_weights, projection_orders
 from reticent.errors import InvalidValueError
-from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.evaluation.session_batch import SessionBatch
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.randomness import SeededNoise
 
 
@@ -88,7 +87,7 @@ def test_the_best_settings_on_held_out_positions_are_selected_the_first_among_eq
 
 
 def release(scores_MK, target, release_mechanism, budget, num_draws=4000):
-    mechanism, generator = batch_mechanism(release_mechanism, budget), np.random.default_rng(5)
+    mechanism, generator = mechanism_for(release_mechanism, budget), np.random.default_rng(5)
     return pac_probability(scores_MK, target, mechanism, generator, SeededNoise(6), num_draws)
 
 
@@ -110,7 +109,7 @@ def test_the_mixture_release_has_the_noiseless_distribution():
 def test_what_release_adds_is_what_counting_finds():
     scores_MK = np.log(distributions(6, 4, 8, spread=1.0))
     mechanism, generator, noise = (
-        batch_mechanism(ReleaseMechanism.GAUSSIAN, 2.0**-20),
+        mechanism_for(ReleaseMechanism.GAUSSIAN, 2.0**-20),
         np.random.default_rng(9),
         SeededNoise(3),
     )

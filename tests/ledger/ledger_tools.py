@@ -9,6 +9,7 @@ from sqlalchemy import text
 from reticent.ledger.database import Database
 from reticent.ledger.reader import LedgerReader
 from reticent.ledger.store import Ledger
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Ballot, Curator, CuratorState
 from reticent.randomness import SystemNoise
 
@@ -46,7 +47,7 @@ class ReplayableNoise(SystemNoise):
 def ballot(position, key_id=None, budget=BUDGET):
     """The votes for the deployment's token number `position`; the worlds always differ, so noise is always drawn."""
     votes = np.arange(WORLDS) % (2 + position % 3)
-    return Ballot(votes, budget, f"request-{position // 4}", position % 4, bytes(16), key_id)
+    return Ballot(votes, Charging(budget), f"request-{position // 4}", position % 4, bytes(16), key_id)
 
 
 def open_ledger(run_dir, keyring, url=None, run_id="run", num_worlds=WORLDS, noise=None, **options):

@@ -26,6 +26,7 @@ from reticent.ledger.database import Database
 from reticent.ledger.keys import Keyring
 from reticent.ledger.reset import void_ledger
 from reticent.pac.accounting import cap_units, charge_units, units_to_nats
+from reticent.pac.charging import Charging
 from reticent.pac.curator import CuratorState, ReleaseRecord
 from reticent.randomness import SeededNoise, SystemNoise
 
@@ -97,7 +98,7 @@ def test_a_deployment_goes_on_after_a_token_of_tiny_mass(run_dir, keyring, url):
         state = replace(after(ledger.curator.state), log_posterior=np.log(weights))
         ledger.commit(state, [record()])
     with open_ledger(run_dir, keyring, url) as ledger:
-        ledger.curator.release(light, 0.3, request="r", step=0)
+        ledger.curator.release(light, Charging(0.3), request="r", step=0)
         left = ledger.curator.state
     with open_ledger(run_dir, keyring, url) as ledger:
         assert_same(ledger.curator.state, left)
@@ -164,7 +165,7 @@ def test_a_cap_is_set_and_lowered_to_what_is_spent_and_never_raised(run_dir, key
             assert reader.state.cap_units == expected
             assert reader.verify().releases == 3
     with open_ledger(run_dir, keyring, url) as ledger, pytest.raises(BudgetExhaustedError):
-        ledger.curator.release(np.arange(WORLDS), BUDGET, request="r", step=0)
+        ledger.curator.release(np.arange(WORLDS), Charging(BUDGET), request="r", step=0)
 
 
 def test_the_number_of_worlds_must_fit(run_dir, keyring, url):
@@ -226,7 +227,7 @@ def test_at_the_cap_many_clients_never_get_more_than_it_holds(run_dir, keyring, 
         assert len(answers.queue) == 16 * 6
         assert len(released) == 50
         with pytest.raises(BudgetExhaustedError, match="total budget"):
-            ledger.curator.release(np.arange(WORLDS), BUDGET, request="r", step=0)
+            ledger.curator.release(np.arange(WORLDS), Charging(BUDGET), request="r", step=0)
     with read_ledger(run_dir, keyring, url) as reader:
         assert reader.verify().units == 50 * charge_units(BUDGET) <= cap_units(50.5 * BUDGET)
         counted = {use.key_id: use.tokens for use in reader.usage()}

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reticent.errors import BudgetExhaustedError, InvalidValueError
-from reticent.pac.accounting import NATS_PER_UNIT, Account, cap_units, charge_units, parse_nats, units_to_nats
+from reticent.pac.account import Account
+from reticent.pac.accounting import NATS_PER_UNIT, cap_units, charge_units, parse_nats, units_to_nats
 
 UNIT = Fraction(1, 2**64)
 positive_nats = st.floats(min_value=5e-324, max_value=1e300, allow_nan=False)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reticent.errors import InvalidValueError
-from reticent.pac.accounting import Account, cap_units, charge_units
+from reticent.pac.account import Account
+from reticent.pac.accounting import cap_units, charge_units
 from reticent.pac.bounds import attack_gain, attack_success, binary_kl, nats_for_success, plan
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "mechanism.json").read_text())["bounds"]

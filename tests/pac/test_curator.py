@@ -12,6 +12,7 @@ from scipy import stats
 from reticent.errors import BudgetExhaustedError, InvalidValueError
 from reticent.pac.accounting import cap_units, charge_units
 from reticent.pac.bounds import attack_success
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Ballot, Curator, CuratorState, ReleasedToken, ReleaseRecord
 from reticent.pac.posterior import Posterior
 from reticent.randomness import PublicCoins, SeededNoise, SystemNoise
@@ -29,7 +30,7 @@ def _curator(num_worlds=8, *, secret=0, noise=None, total_budget=None, weights=N
 
 
 def _release(curator, votes, budget=BUDGET, step=0):
-    return curator.release(np.array(votes), budget, request="r1", step=step, coin_key=KEY)
+    return curator.release(np.array(votes), Charging(budget), request="r1", step=step, coin_key=KEY)
 
 
 def test_one_dissenting_release_is_charged_committed_and_returned():
@@ -139,7 +140,9 @@ def test_the_token_is_returned_only_after_its_commit():
 
 
 def _ballots(steps, budget=BUDGET):
-    return [Ballot(np.array(votes), budget, f"r{step}", step, KEY, f"k{step}") for step, votes in enumerate(steps)]
+    return [
+        Ballot(np.array(votes), Charging(budget), f"r{step}", step, KEY, f"k{step}") for step, votes in enumerate(steps)
+    ]
 
 
 def test_a_batch_is_its_ballots_one_after_another_in_one_commit():
@@ -180,7 +183,7 @@ def test_at_the_cap_a_batch_keeps_its_first_releases_and_refuses_the_rest():
 def test_one_malformed_ballot_stops_a_batch_before_anything_is_drawn():
     noise = FixedNormals(0.0)
     curator, store = _curator(4, noise=noise)
-    for bad in (_ballots([[1, 2]]), _ballots([[1, 2, 1, 2]], math.nan)):
+    for bad in (_ballots([[1, 2]]), _ballots([[-1, 2, 1, 2]])):
         with pytest.raises(InvalidValueError):
             curator.release_many(_ballots([[1, 2, 1, 2]]) + bad)
     assert (noise.drawn, store.commits, curator.account.spent_units) == (0, [], 0)
@@ -363,5 +366,7 @@ def test_coins_and_noise_share_nothing():
     for key in (PublicCoins.from_seed(0, 0).key, PublicCoins.from_seed(0, 1).key, None):
         curator, _ = _curator(noise=SeededNoise(21))
         votes = np.arange(8)
-        tokens.append([curator.release(votes, 0.1, request="r", step=t, coin_key=key).token for t in range(20)])
+        tokens.append(
+            [curator.release(votes, Charging(0.1), request="r", step=t, coin_key=key).token for t in range(20)]
+        )
     assert tokens[0] == tokens[1] == tokens[2]

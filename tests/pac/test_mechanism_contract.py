@@ -19,6 +19,7 @@ from scipy.special import xlogy
 from reticent.errors import BudgetExhaustedError, InvalidValueError
 from reticent.pac.accounting import cap_units, charge_units
 from reticent.pac.calibration import active_votes, vote_weights
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.gaussian import log_likelihood
 from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
@@ -74,7 +75,7 @@ def curator_of(law, num_worlds=4, *, secret=0, weights=None, total_budget=None, 
     curator = Curator.for_experiments(CuratorState(secret, posterior.log_weights, cap_units=cap), store, noise)
 
     def release(votes, budget=BUDGET):
-        return curator.release(np.array(votes), budget, request="r", step=0, release_mechanism=law)
+        return curator.release(np.array(votes), Charging(budget), request="r", step=0, release_mechanism=law)
 
     return curator, store, noise, release
 
@@ -264,7 +265,7 @@ def test_a_deployment_may_change_its_law_and_goes_on_with_one_posterior(law):
     other = ReleaseMechanism.GAUSSIAN if law is ReleaseMechanism.MIXTURE else ReleaseMechanism.MIXTURE
     release([1, 2, 1, 2])
     between = curator.state.log_posterior
-    curator.release(np.array([1, 2, 2, 2]), BUDGET, request="r", step=1, release_mechanism=other)
+    curator.release(np.array([1, 2, 2, 2]), Charging(BUDGET), request="r", step=1, release_mechanism=other)
     change = curator.state.log_posterior - between
     assert change[1] == pytest.approx(change[2], rel=1e-12)
     assert abs(change[0] - change[1]) > 1e-3

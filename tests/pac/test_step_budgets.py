@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
-from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.pac.bounds import plan
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.randomness import SeededNoise
@@ -24,7 +24,7 @@ class NoStore:
 def release(budget):
     noise = SeededNoise(0)
     curator = Curator.for_experiments(CuratorState.initial(4, noise), NoStore(), noise)
-    curator.release(np.array([1, 2, 2, 2]), budget, request="r", step=0)
+    curator.release(np.array([1, 2, 2, 2]), Charging(budget), request="r", step=0)
 
 
 PLACES = {
@@ -32,7 +32,7 @@ PLACES = {
     "settings": lambda budget: DecodingSettings(Decoder.GREEDY, budget),
     "curator": release,
     **{f"mechanism {law}": lambda budget, law=law: mechanism_for(law, budget) for law in ReleaseMechanism},
-    **{f"batch {law}": lambda budget, law=law: batch_mechanism(law, budget) for law in ReleaseMechanism},
+    "charging": Charging,
 }
 
 

@@ -73,10 +73,12 @@ class Recorder:
         self.left = total
         self.wants = wants
         self.seconds, self.steps = [], []
+        self.shown_units = self.charged_units = 0
 
-    def push(self, token, source, is_stop_token):
-        self.tokens.append(token)
-        self.sources.append(source)
+    def push(self, written, is_stop_token):
+        self.tokens.append(written.token)
+        self.sources.append(written.source)
+        self.shown_units += written.charge_units
         return len(self.tokens) < self.wants
 
     def end(self, ending):
@@ -93,6 +95,9 @@ class Recorder:
     def put_back(self):
         if self.left is not None:
             self.left += 1
+
+    def charge(self, units):
+        self.charged_units += units
 
     def prefilled(self, seconds):
         pass
@@ -121,8 +126,8 @@ class ActingAt(Recorder):
         super().__init__()
         self.actions = actions
 
-    def push(self, token, source, is_stop_token):
-        wants_more = super().push(token, source, is_stop_token)
+    def push(self, written, is_stop_token):
+        wants_more = super().push(written, is_stop_token)
         self.actions.get(len(self.tokens), lambda: None)()
         return wants_more
 

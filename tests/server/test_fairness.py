@@ -18,7 +18,7 @@ class Counting(Recorder):
         self.keys = []
 
     def stepped(self, seconds, step):
-        self.keys.append(Counter(job.key_id for job, _, _ in step.tokens))
+        self.keys.append(Counter(job.key_id for job, _ in step.tokens))
 
     def first_step_of(self, key):
         return next(number for number, keys in enumerate(self.keys) if keys[key])

@@ -156,7 +156,7 @@ def key_of(identifier, **options):
 
 
 def test_unreadable_keys_end_nothing_and_vanished_ones_everything():
-    live_key, meters = key_of("a"), Meters({"a": Spending(5, 5)}, 1)
+    live_key, meters = key_of("a"), Meters({"a": Spending(5, 5)})
     directory = Directory(
         StorageError("busy"), [live_key, key_of("b")], [key_of("a", total_tokens=5)], DeploymentStateError("gone")
     )

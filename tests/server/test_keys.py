@@ -159,7 +159,7 @@ def test_total_quota_is_exact_under_concurrency_and_survives_a_restart(live):
     assert server.openai(server.key("other")).completions.create(**ASK).usage.completion_tokens >= 1
     spending = server.service.usage.spending_by_key()
     assert spending[text.split("-")[1]].units == 30 * charge_units(STEP_BUDGET)
-    assert Meters(spending, 1).used()[text.split("-")[1]] == 30
+    assert Meters(spending).used()[text.split("-")[1]] == 30
 
 
 def test_usage_shows_a_key_its_own_spending_and_the_deployments_to_the_operator_alone(live):

@@ -53,21 +53,24 @@ def test_removed_and_drained_jobs_are_gone():
 
 
 def test_total_is_exact_and_put_back_tokens_count_again():
-    meter = KeyMeter(Spending(tokens=7, units=70), step_units=3)
+    meter = KeyMeter(Spending(tokens=7, units=70))
     meter.adopt(total=9, per_minute=None)
     assert [meter.take() for _ in range(3)] == [True, True, False]
     meter.put_back()
     assert meter.take()
     assert (meter.used, meter.exhausted, meter.tokens_left) == (9, True, 0)
-    # Earlier tokens were charged by another budget than these two.
-    assert meter.spending == Spending(tokens=9, units=76)
+    # Spending is what was charged for tokens that were released: each its own.
+    assert meter.spending == Spending(tokens=7, units=70)
+    meter.charge(3)
+    meter.charge(0)
+    assert meter.spending == Spending(tokens=9, units=73)
     meter.adopt(total=None, per_minute=None)
     assert meter.take()
 
 
 def test_rate_is_a_bucket_of_one_minute():
     now = [100.0]
-    meter = KeyMeter(Spending(), 1, clock=lambda: now[0])
+    meter = KeyMeter(Spending(), clock=lambda: now[0])
     meter.adopt(total=None, per_minute=60)
     assert meter.reserve(50) == 0
     assert meter.reserve(20) == pytest.approx(10)
@@ -82,7 +85,7 @@ def test_rate_is_a_bucket_of_one_minute():
 
 
 def test_meters_start_from_the_ledger_and_follow_changed_quotas():
-    meters = Meters({"k": Spending(5, 50), "gone": Spending(2, 20)}, step_units=1)
+    meters = Meters({"k": Spending(5, 50), "gone": Spending(2, 20)})
     key = ApiKey("k", "n", frozenset(), None, 6, 0, None)
     meter = meters.of(key)
     assert meter.take()

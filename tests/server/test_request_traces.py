@@ -208,7 +208,7 @@ def test_keys_with_a_rate_are_told_what_is_left(live):
 
 def test_rates_in_numbers():
     now = [0.0]
-    meter = KeyMeter(Spending(), 1, clock=lambda: now[0])
+    meter = KeyMeter(Spending(), clock=lambda: now[0])
     meter.adopt(None, None)
     assert meter.rate() is None
     meter.adopt(None, 120)

@@ -31,6 +31,7 @@ from reticent.engine.engine import Engine
 from reticent.errors import StorageError
 from reticent.layers.forward import batched_decoder
 from reticent.pac.accounting import charge_units
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.server.jobs import FinishReason, TokenSource
@@ -66,12 +67,12 @@ def test_a_step_releases_by_the_law_the_job_is_set_to(law):
     ensemble.world_logits = lambda context, ids: 5 * np.cos(ids * (context.length + 2.0 * np.arange(WORLDS)[:, None]))
     job.context = ensemble.open(job.prompt)
     for _ in range(5):
-        [(_, token, _)] = decode_step(ensemble, stepped, [job], public_fallback=False).tokens
+        [(_, written)] = decode_step(ensemble, stepped, [job], public_fallback=False).tokens
         votes = cast_votes(ensemble, job.context, job.settings, job.coins, job.step)
-        released = alone.release(votes, NATS, request="r", step=job.step, release_mechanism=law)
-        assert token == released.token
+        released = alone.release(votes, Charging(NATS), request="r", step=job.step, release_mechanism=law)
+        assert (written.token, written.charge_units) == (released.token, released.charge_units)
         np.testing.assert_array_equal(stepped.state.log_posterior, alone.state.log_posterior)
-        ensemble.extend([job.context], [token])
+        ensemble.extend([job.context], [written.token])
     assert stepped.state.dissenting_steps > 0
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from reticent.cli.output import notes, parse_budget
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.charging import ChargingRule
+from reticent.pac.mechanism import DESCRIPTIONS, ReleaseMechanism
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 DatabaseUrl = Annotated[
@@ -44,16 +45,25 @@ TotalBudget = Annotated[
 Release = Annotated[
     ReleaseMechanism,
     typer.Option(
-        help="How the realised world's vote becomes a token: calibrated noise, or a mixture that keeps the worlds' own "
-        "proportions. The charge is the same."
+        help="The mechanism that turns the realised world's vote into a token: "
+        + "; ".join(f"{name} {clause}" for name, clause in DESCRIPTIONS.items())
+        + ". The charge is the same."
+    ),
+]
+Charge = Annotated[
+    ChargingRule,
+    typer.Option(
+        "--charging",
+        help="The rule by which a released token is charged.",
+        hidden=len(ChargingRule) == 1,  # no choice yet
     ),
 ]
 Drafts = Annotated[
     int,
     typer.Option(
         "--drafts",
-        help="Tokens the public model guesses ahead, computed in one step with the next. Changes speed alone: it pays "
-        "for long contexts.",
+        help="Most draft tokens of the public model, computed in one step with the next token. Changes speed alone: it "
+        "pays for long contexts.",
     ),
 ]
 

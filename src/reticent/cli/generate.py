@@ -9,6 +9,7 @@ import typer
 
 from reticent.api.deployments import DEFAULT_STEP_BUDGET
 from reticent.cli.deployment import (
+    Charge,
     DatabaseUrl,
     Drafts,
     Release,
@@ -21,7 +22,8 @@ from reticent.cli.output import bound_facts, console, facts, format_nats, print_
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import BudgetExhaustedError
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.charging import DEFAULT_CHARGING_RULE
+from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism
 
 if TYPE_CHECKING:
     from reticent.api.deployments import Deployment
@@ -56,7 +58,8 @@ def generate(
     step_budget: StepBudget = DEFAULT_STEP_BUDGET,
     total_budget: TotalBudget = None,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
-    release: Release = ReleaseMechanism.GAUSSIAN,
+    release: Release = DEFAULT_RELEASE,
+    charging: Charge = DEFAULT_CHARGING_RULE,
     temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     drafts: Drafts = 0,
@@ -78,7 +81,7 @@ def generate(
     loaded = LoadedRun(
         run,
         DeploymentOptions(
-            settings=DecodingSettings(decoder, step_budget, temperature, candidates, release),
+            settings=DecodingSettings(decoder, step_budget, temperature, candidates, release, charging),
             total_budget=total_budget,
             drafts=drafts,
             model=model,
@@ -132,7 +135,7 @@ def _report(answer: "Answer", pace: Pace, deployment: "Deployment", release: Rel
         facts(
             {
                 "tokens released": f"{answer.num_tokens} (stopped by {stopped_by})",
-                "dissenting steps": f"{answer.num_dissenting}, released by the {release.value} law",
+                "dissenting steps": f"{answer.num_dissenting}, released by the {release.value} mechanism",
                 "charged": format_nats(answer.charged),
                 "charged in all": format_nats(deployment.spent),
                 **bound_facts(bounds.half_success, bounds.world_success, deployment.num_worlds),

@@ -9,7 +9,8 @@ from rich.table import Column, Table
 
 from reticent.api.deployments import read_ledger
 from reticent.cli.deployment import DatabaseUrl, RunArgument
-from reticent.cli.output import bound_facts, console, facts, format_nats, print_json, print_table
+from reticent.cli.output import console, facts, format_nats, print_json, print_table
+from reticent.cli.spending import spending_facts, spending_record
 
 if TYPE_CHECKING:
     from reticent.ledger.reader import Usage
@@ -22,41 +23,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @app.command("show")
 def show(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """Nats spent and left, the bounds they give, and tokens by key and day (UTC)."""
-    from reticent.pac.accounting import units_to_nats
-    from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
-
     with read_ledger(run, database_url) as reader:
         state, usage = reader.state, reader.usage()
-    spent = units_to_nats(state.spent_units)
-    cap = None if state.cap_units is None else units_to_nats(state.cap_units)
-    left = None if state.cap_units is None else units_to_nats(state.cap_units - state.spent_units)
-    worlds = state.log_posterior.size
-    half, world = attack_success(spent, MEMBERSHIP_PRIOR), attack_success(spent, 1.0 / worlds)
     if as_json:
-        print_json(
-            {
-                "tokens": state.tokens_released,
-                "nats_charged": spent,
-                "nats_cap": cap,
-                "nats_left": left,
-                "half_success": half,
-                "world_success": world,
-                "worlds": worlds,
-                "usage": [{"key": use.key_id, "day": use.day.isoformat(), "tokens": use.tokens} for use in usage],
-            }
-        )
+        rows = [{"key": use.key_id, "day": use.day.isoformat(), "tokens": use.tokens} for use in usage]
+        print_json(spending_record(state) | {"usage": rows})
         return
-    console.print(
-        facts(
-            {
-                "tokens released": f"{state.tokens_released:,}",
-                "charged": format_nats(spent),
-                "cap": "none" if cap is None else format_nats(cap),
-                "left": "no limit" if left is None else format_nats(left),
-                **bound_facts(half, world, worlds),
-            }
-        )
-    )
+    console.print(facts(spending_facts(state)))
     if usage:
         print_table(_usage_table(usage))
 

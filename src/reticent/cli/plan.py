@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from reticent.cli.deployment import Charge
 from reticent.cli.output import bound_facts, console, facts, format_nats, parse_budget, percent_at_most, print_json
+from reticent.pac.charging import DEFAULT_CHARGING_RULE
 from reticent.pac.wording import NOT_BOUNDED
 
 
@@ -25,12 +27,15 @@ def plan(
         float | None, typer.Option(help="Largest success in telling which half a record is in: between 0.5 and 1.")
     ] = None,
     worlds: Annotated[int, typer.Option(help="Number of candidate worlds; even.")] = 128,
+    charging: Charge = DEFAULT_CHARGING_RULE,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Relate tokens, budget and bound: give two of the three, read the third."""
     from reticent.pac import bounds
 
-    result = bounds.plan(tokens=tokens, step_budget=step_budget, half_success=half_success, num_worlds=worlds)
+    result = bounds.plan(
+        tokens=tokens, step_budget=step_budget, half_success=half_success, num_worlds=worlds, charging_rule=charging
+    )
     if as_json:
         print_json(asdict(result))
         return

@@ -9,6 +9,7 @@ import typer
 
 from reticent.api.deployments import DEFAULT_STEP_BUDGET, open_ledger, run_id
 from reticent.cli.deployment import (
+    Charge,
     DatabaseUrl,
     Drafts,
     Release,
@@ -39,7 +40,8 @@ from reticent.cli.serve_options import (
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings, require_candidates
 from reticent.errors import InvalidValueError
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.charging import DEFAULT_CHARGING_RULE
+from reticent.pac.mechanism import DEFAULT_RELEASE
 from reticent.server.settings import ConnectionLimits, Limits, OnExhausted, ServerSettings
 
 
@@ -59,7 +61,8 @@ def serve(
         OnExhausted, typer.Option(help="Once the budget is spent: refuse, or let the public model go on alone.")
     ] = OnExhausted.REFUSE,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
-    release: Release = ReleaseMechanism.GAUSSIAN,
+    release: Release = DEFAULT_RELEASE,
+    charging: Charge = DEFAULT_CHARGING_RULE,
     temperature_default: Annotated[float, typer.Option(help="Temperature where a request names none.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     drafts: Drafts = 0,
@@ -108,7 +111,7 @@ def serve(
         CONNECTIONS.trusted_proxies if trusted_proxy is None else tuple(trusted_proxy),
         log_addresses,
     )
-    decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates, release)
+    decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates, release, charging)
     settings = ServerSettings(
         name or run.resolve().name,
         decoding,

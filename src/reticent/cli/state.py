@@ -7,7 +7,8 @@ import typer
 
 from reticent.api.deployments import read_ledger
 from reticent.cli.deployment import DatabaseUrl, RunArgument
-from reticent.cli.output import bound_facts, console, facts, format_nats, notes, print_json
+from reticent.cli.output import console, facts, notes, print_json
+from reticent.cli.spending import spending_facts, spending_record
 from reticent.errors import DeploymentStateError, InvalidValueError
 
 app = typer.Typer(help="The deployment's durable state: show what was spent, or give it up.")
@@ -33,40 +34,12 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tokens released, nats spent, and the bounds they give. Never the realised world or the posterior."""
-    from reticent.pac.accounting import units_to_nats
-    from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
-
     with read_ledger(run, database_url) as reader:
         state = reader.state
-    spent = units_to_nats(state.spent_units)
-    cap = None if state.cap_units is None else units_to_nats(state.cap_units)
-    worlds = state.log_posterior.size
-    half = attack_success(spent, MEMBERSHIP_PRIOR)
-    world = attack_success(spent, 1.0 / worlds)
     if as_json:
-        print_json(
-            {
-                "tokens": state.tokens_released,
-                "dissenting_steps": state.dissenting_steps,
-                "nats_charged": spent,
-                "nats_cap": cap,
-                "half_success": half,
-                "world_success": world,
-                "worlds": worlds,
-            }
-        )
-        return
-    console.print(
-        facts(
-            {
-                "tokens released": f"{state.tokens_released:,}",
-                "dissenting steps": f"{state.dissenting_steps:,}",
-                "charged": format_nats(spent),
-                "cap": "none" if cap is None else format_nats(cap),
-                **bound_facts(half, world, worlds),
-            }
-        )
-    )
+        print_json(spending_record(state))
+    else:
+        console.print(facts(spending_facts(state)))
 
 
 @app.command("reset")

@@ -43,10 +43,12 @@ class GeneratedToken:
     Attributes:
         token: its id.
         num_active: how many distinct tokens the worlds voted for; 1 where all agreed and no noise was needed.
+        charge_units: what was charged for it, in units of 2^-64 nat.
     """
 
     token: int
     num_active: int
+    charge_units: int
 
 
 def cast_votes(
@@ -139,13 +141,13 @@ def _token_loop(
         votes_M = cast_votes(ensemble, context, settings, coins, step)
         released = curator.release(
             votes_M,
-            settings.step_budget,
+            settings.charging,
             request=request_id,
             step=step,
             coin_key=coin_key,
             release_mechanism=settings.release_mechanism,
         )
-        yield GeneratedToken(released.token, released.num_active)
+        yield GeneratedToken(released.token, released.num_active, released.charge_units)
         if released.token in stop_tokens or step + 1 == num_steps:
             return
         goes_on = Continuation(released.token, settings, coins, step + 1, num_steps - step - 1, pace)

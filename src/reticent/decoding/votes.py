@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
-from reticent.pac.accounting import check_step_budget
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.charging import DEFAULT_CHARGING_RULE, Charging, ChargingRule
+from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism
 
 Logits = NDArray[np.floating]
 
@@ -44,11 +44,12 @@ class DecodingSettings:
 
     Attributes:
         decoder: greedy votes, or samples coupled through shared Gumbel noise.
-        step_budget: mutual information charged for each released token, b, in nats; see `check_step_budget`.
+        step_budget: mutual information to which each release is held, b, in nats; see `check_step_budget`.
         temperature: divides the logits of the Gumbel decoder; positive and finite. Greedy votes do not depend on it.
         num_candidates: size k of the public model's candidate set; at least 1, and at most the vocabulary (checked
             when the ensemble is known).
-        release_mechanism: how the realised world's vote becomes a token.
+        release_mechanism: turns the realised world's vote into a token.
+        charging_rule: says what a released token costs at that budget.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -58,18 +59,24 @@ class DecodingSettings:
     step_budget: float
     temperature: float = 1.0
     num_candidates: int = 200
-    release_mechanism: ReleaseMechanism = ReleaseMechanism.GAUSSIAN
+    release_mechanism: ReleaseMechanism = DEFAULT_RELEASE
+    charging_rule: ChargingRule = DEFAULT_CHARGING_RULE
 
     def __post_init__(self) -> None:
         if not isinstance(self.decoder, Decoder):
             names = ", ".join(decoder.value for decoder in Decoder)
             raise InvalidValueError(f"decoder must be one of {names}, got {self.decoder!r}")
         if not isinstance(self.release_mechanism, ReleaseMechanism):
-            names = ", ".join(law.value for law in ReleaseMechanism)
+            names = ", ".join(mechanism.value for mechanism in ReleaseMechanism)
             raise InvalidValueError(f"release_mechanism must be one of {names}, got {self.release_mechanism!r}")
-        check_step_budget(self.step_budget)
+        Charging(self.step_budget, self.charging_rule)
         _validate.positive_finite("temperature", self.temperature)
         _validate.integer_in_range("num_candidates", self.num_candidates, 1)
+
+    @property
+    def charging(self) -> Charging:
+        """The cost of a released token."""
+        return Charging(self.step_budget, self.charging_rule)
 
 
 def require_candidates(settings: DecodingSettings, vocab_size: int) -> None:

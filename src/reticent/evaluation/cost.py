@@ -19,6 +19,7 @@ from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.evaluation.free_running import NothingKept
 from reticent.evaluation.vote_tensor import VoteTensor
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.posterior import Posterior
 from reticent.protocols import C, Ensemble
@@ -130,10 +131,10 @@ def _release_seconds(votes_TM: NDArray[np.int32], step_budget: float) -> NDArray
     num_worlds = votes_TM.shape[1]
     state = CuratorState(0, Posterior.uniform(num_worlds).log_weights)
     curator = Curator.for_experiments(state, NothingKept(), SeededNoise(0))
-    seconds = []
+    charging, seconds = Charging(step_budget), []
     for step, votes_M in enumerate(votes_TM.astype(np.int64)):
         began = time.perf_counter()
-        curator.release(votes_M, step_budget, request="cost", step=step)
+        curator.release(votes_M, charging, request="cost", step=step)
         seconds.append(time.perf_counter() - began)
     return np.array(seconds)
 

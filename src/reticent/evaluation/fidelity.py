@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent._settings import FiniteModel
 from reticent.errors import InvalidValueError
-from reticent.evaluation.batch_mechanisms import BatchMechanism, batch_mechanism
 from reticent.evaluation.controls import Control, fresh_world_draw, plurality
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.calibration import active_votes
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
+from reticent.pac.release import BatchMechanism
 from reticent.randomness import SeededNoise
 from reticent.stats.means import Mean
 
@@ -87,7 +87,7 @@ def fidelity(
     noise = SeededNoise(seed)
     for mechanism in ReleaseMechanism:
         for budget in sorted(budgets, reverse=True):
-            methods[(mechanism.value, budget)] = _make_release(batch_mechanism(mechanism, budget), noise, generator)
+            methods[(mechanism.value, budget)] = _make_release(mechanism_for(mechanism, budget), noise, generator)
     distances: dict[tuple[str, float | None], list[float]] = {method: [] for method in methods}
     for index in chosen_F:
         scores_MK = tensor.logits_FMK[index].astype(np.float64) / temperature
@@ -130,7 +130,7 @@ def _make_release(mechanism: BatchMechanism, noise: SeededNoise, generator: np.r
             if active_A.size > 1:
                 draws = np.flatnonzero(which_Q == number)
                 weights_RM = np.full((draws.size, num_worlds), 1.0 / num_worlds)
-                index_R, _ = mechanism.release(index_M, weights_RM, secrets_Q[draws], noise)
+                index_R, _ = mechanism.release_batch(index_M, weights_RM, secrets_Q[draws], noise)
                 tokens_Q[draws] = active_A[index_R]
         return tokens_Q
 

@@ -15,8 +15,8 @@ from pydantic import ConfigDict, Field
 
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.divergence import phi
 from reticent.evaluation.sessions import SessionOutcomes
+from reticent.pac.divergence import phi_of_array
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.stats.means import Mean, sample_mean
 
@@ -66,5 +66,5 @@ def refinement_nats(log_weights_RM: NDArray[np.float64]) -> NDArray[np.float64]:
     excess_RM = np.expm1(log_weights_RM + math.log(num_worlds))
     # Rounding leaves the weights' sum a little off 1; the divergence must not take that for information.
     excess_RM = excess_RM - excess_RM.mean(axis=1, keepdims=True)
-    nats_R: NDArray[np.float64] = phi(excess_RM).mean(axis=1)
+    nats_R: NDArray[np.float64] = phi_of_array(excess_RM).mean(axis=1)
     return nats_R

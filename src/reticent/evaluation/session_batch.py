@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
-from reticent.evaluation.batch_mechanisms import BatchMechanism
 from reticent.pac.calibration import active_votes
+from reticent.pac.release import BatchMechanism
 from reticent.randomness import NoiseSource
 
 
@@ -64,7 +64,7 @@ class SessionBatch:
         active_A, index_M = active_votes(votes_M)
         if active_A.size == 1:
             return np.full(self.num_sessions, active_A[0])
-        index_R, likelihood_RM = self._mechanism.release(index_M, self.weights, self.secrets_R, self._noise)
+        index_R, likelihood_RM = self._mechanism.release_batch(index_M, self.weights, self.secrets_R, self._noise)
         log_weights_RM = self._log_weights_RM + likelihood_RM
         largest_R1 = log_weights_RM.max(axis=1, keepdims=True)
         total_R1 = np.exp(log_weights_RM - largest_R1).sum(axis=1, keepdims=True)

@@ -19,11 +19,11 @@ from reticent import _validate
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
-from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.evaluation.session_batch import SessionBatch, secret_indices
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.charging import Charging
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.randomness import SeededNoise
 from reticent.stats.estimate import Estimate
 from reticent.stats.intervals import clopper_pearson
@@ -83,7 +83,7 @@ class SessionOutcomes:
     @property
     def charge_nats(self) -> float:
         """The charge of one deployment, bT, in nats."""
-        return self.step_budget * self.num_tokens
+        return Charging(self.step_budget).most_nats(self.num_tokens)
 
     @property
     def num_worlds(self) -> int:
@@ -134,7 +134,7 @@ def simulate_sessions(
         positions_T = query_positions(tensor.spans, settings.num_queries, settings.tokens_per_query, generator)
         noise = SeededNoise(int(generator.integers(2**62)))
         secrets_R = secret_indices(len(sessions), tensor.num_worlds, noise)
-        batch = SessionBatch(batch_mechanism(mechanism, step_budget), secrets_R, tensor.num_worlds, noise)
+        batch = SessionBatch(mechanism_for(mechanism, step_budget), secrets_R, tensor.num_worlds, noise)
         dissenting_T = positions_T[votes.dissent[positions_T]]
         for position in dissenting_T:
             batch.release(votes.worlds_NM[position].astype(np.int64))

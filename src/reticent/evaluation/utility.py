@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.batch_mechanisms import batch_mechanism
 from reticent.evaluation.controls import Control, control_tokens
 from reticent.evaluation.session_batch import SessionBatch
 from reticent.evaluation.vote_tensor import VoteTensor
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
 from reticent.randomness import SeededNoise
 from reticent.stats.means import Mean, TextSpans, ratio
 
@@ -219,7 +218,7 @@ def _release_all(
     votes = tensor.votes(decoder)
     hits_N = (votes.worlds_NM[:, 0] == tensor.targets_N).astype(np.float64)
     flips_N = np.zeros(tensor.num_positions)
-    sessions = SessionBatch(batch_mechanism(mechanism, budget), secrets_R, tensor.num_worlds, noise)
+    sessions = SessionBatch(mechanism_for(mechanism, budget), secrets_R, tensor.num_worlds, noise)
     for position in np.flatnonzero(votes.dissent):
         votes_M = votes.worlds_NM[position].astype(np.int64)
         released_R = sessions.release(votes_M)

@@ -124,7 +124,7 @@ class KeyTable:
         _require_possible(key, created)
         salt = secrets.token_bytes(_SALT_BYTES)
         self._database.create_file()
-        with self._database.errors(), self._database.engine(write=True).begin() as connection:
+        with self._database.transaction(write=True) as connection:
             complete_keys(connection)
             connection.execute(
                 insert(api_keys).values(
@@ -153,7 +153,7 @@ class KeyTable:
         """
         if self._database.missing and not deployed:
             return []
-        with self._database.errors(), self._database.engine(write=False).begin() as connection:
+        with self._database.transaction(write=False) as connection:
             present = columns_of_keys(connection)
             if not present:
                 if deployed:
@@ -193,7 +193,7 @@ class KeyTable:
             InvalidValueError, StorageError: as for `find`; or it cannot be written.
         """
         found = self.find(text)
-        with self._database.errors(), self._database.engine(write=True).begin() as connection:
+        with self._database.transaction(write=True) as connection:
             connection.execute(
                 update(api_keys)
                 .where(api_keys.c.id == found.id, api_keys.c.revoked.is_(None))
@@ -213,7 +213,7 @@ class KeyTable:
             raise InvalidValueError("say what to change: a name, a quota or an expiry")
         changed = replace(found, **changes)
         _require_possible(changed, int(time.time()) if "expires" in changes else 0)
-        with self._database.errors(), self._database.engine(write=True).begin() as connection:
+        with self._database.transaction(write=True) as connection:
             complete_keys(connection)
             of_key = update(api_keys).where(api_keys.c.id == found.id, api_keys.c.revoked.is_(None))
             if connection.execute(of_key.values(**changes)).rowcount != 1:

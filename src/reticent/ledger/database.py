@@ -114,6 +114,30 @@ class Database:
         return self._sqlite(write) if self.file is not None else self._postgresql(write)
 
     @contextlib.contextmanager
+    def opened(self, *, write: bool) -> Iterator[Engine]:
+        """An engine until the end of the block.
+
+        Raises:
+            InvalidValueError: as for `engine`.
+        """
+        engine = self.engine(write=write)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+
+    @contextlib.contextmanager
+    def transaction(self, *, write: bool) -> Iterator[Connection]:
+        """One transaction on a connection of its own, committed at the end of the block.
+
+        Raises:
+            StorageError: the database cannot be reached, read or written.
+            DeploymentStateError: it is damaged.
+        """
+        with self.errors(), self.opened(write=write) as engine, engine.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
         """Turn database errors into this package's."""
         try:

@@ -50,12 +50,8 @@ def existing_header(database: Database) -> Header | None:
     """
     if database.missing:
         return None
-    engine = database.engine(write=False)
-    try:
-        with database.errors(), engine.connect() as connection:
-            return read_header(connection, database)
-    finally:
-        engine.dispose()
+    with database.transaction(write=False) as connection:
+        return read_header(connection, database)
 
 
 def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, initial: CuratorState) -> Opened:

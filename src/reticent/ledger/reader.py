@@ -66,8 +66,7 @@ class LedgerReader:
         with contextlib.ExitStack() as undo:
             if database.missing:
                 raise _absent(database)
-            engine = database.engine(write=False)
-            undo.callback(engine.dispose)
+            engine = undo.enter_context(database.opened(write=False))
             with database.errors():
                 self._connection = undo.enter_context(engine.connect())
                 header = read_header(self._connection, database)

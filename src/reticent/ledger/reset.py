@@ -128,12 +128,8 @@ def _lacks_last_release(header: Header, keyring: Keyring, database: Database) ->
         marked = read_mark(keyring.mark_path(header.deployment_id))
     except DeploymentStateError:
         return False
-    engine = database.engine(write=False)
-    try:
-        with database.errors(), engine.connect() as connection:
-            return not holds_release(connection, header, marked)
-    finally:
-        engine.dispose()
+    with database.transaction(write=False) as connection:
+        return not holds_release(connection, header, marked)
 
 
 def _nothing(run_dir: Path) -> DeploymentStateError:

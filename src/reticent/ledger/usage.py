@@ -69,11 +69,7 @@ class UsageTable:
     def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
         if self._database.missing:
             return []
-        engine = self._database.engine(write=False)
-        try:
-            with self._database.errors(), engine.begin() as connection:
-                if not inspect(connection).has_table(releases.name):
-                    return []
-                return connection.execute(query).all()
-        finally:
-            engine.dispose()
+        with self._database.transaction(write=False) as connection:
+            if not inspect(connection).has_table(releases.name):
+                return []
+            return connection.execute(query).all()

@@ -161,16 +161,13 @@ def probe(database: Database, epoch: int, *, write: bool) -> bool:
         epoch: of the writer that asks.
         write: also write the state row as it is; it stays the same.
     """
-    engine = database.engine(write=write)
     try:
-        with database.errors(), engine.begin() as connection:
+        with database.transaction(write=write) as connection:
             if write:
                 return connection.execute(_KEEP, {"epoch": epoch}).rowcount == 1
             return connection.execute(select(schema.state.c.writer_epoch)).scalar_one_or_none() == epoch
     except (StorageError, DeploymentStateError):
         return False
-    finally:
-        engine.dispose()
 
 
 def state_missing(database: Database) -> DeploymentStateError:

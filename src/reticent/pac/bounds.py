@@ -20,7 +20,8 @@ from fractions import Fraction
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
-from reticent.pac.accounting import NATS_PER_UNIT, cap_units, charge_units, check_step_budget
+from reticent.pac.accounting import NATS_PER_UNIT, cap_units, check_step_budget
+from reticent.pac.charging import DEFAULT_CHARGING_RULE, Charging, ChargingRule
 from reticent.pac.divergence import phi
 
 MEMBERSHIP_PRIOR = 0.5
@@ -103,9 +104,9 @@ class BudgetPlan:
     """A budget for a deployment's life.
 
     Attributes:
-        step_budget: b, nats charged for one token.
+        step_budget: b, nats charged for one token at most.
         tokens: T, the number of tokens that may be released.
-        total_nats: bT.
+        total_nats: the most that they can release together.
         half_success: bound on the success of telling which half a record is in, the realised world's or not (prior ½).
         world_success: bound on the success of naming the realised world (prior 1/m).
         worlds: m.
@@ -124,6 +125,7 @@ def plan(
     step_budget: float | None = None,
     half_success: float | None = None,
     num_worlds: int = 128,
+    charging_rule: ChargingRule = DEFAULT_CHARGING_RULE,
 ) -> BudgetPlan:
     """Return the plan that any two of tokens, step budget and half success determine.
 
@@ -144,7 +146,7 @@ def plan(
         assert half_success is not None
         total_units = cap_units(nats_for_success(half_success, MEMBERSHIP_PRIOR))
         if step_budget is not None:
-            tokens = total_units // charge_units(step_budget)
+            tokens = Charging(step_budget, charging_rule).tokens_within(total_units)
         elif tokens is not None:
             step_budget = _round_down(Fraction(total_units // tokens, 2**64))
     assert tokens is not None
@@ -154,17 +156,13 @@ def plan(
             f"a success of {half_success!r} leaves less than one token, or less than the ledger's "
             f"unit of {NATS_PER_UNIT:.3g} nats a token; raise it, or lower the step budget or the number of tokens"
         )
-    return _make_plan(tokens, step_budget, worlds)
+    return _make_plan(tokens, Charging(step_budget, charging_rule), worlds)
 
 
-def _make_plan(tokens: int, step_budget: float, worlds: int) -> BudgetPlan:
-    try:
-        total_nats = float(tokens * Fraction(step_budget))
-    except OverflowError:
-        total_nats = math.inf
-    total_nats = _validate.positive_finite("tokens times step_budget", total_nats)
+def _make_plan(tokens: int, charging: Charging, worlds: int) -> BudgetPlan:
+    total_nats = _validate.positive_finite("tokens times step_budget", charging.most_nats(tokens))
     return BudgetPlan(
-        step_budget=step_budget,
+        step_budget=charging.step_budget,
         tokens=tokens,
         total_nats=total_nats,
         half_success=attack_success(total_nats, MEMBERSHIP_PRIOR),

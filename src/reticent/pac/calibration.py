@@ -19,7 +19,7 @@ without cancellation, and all roundings go up.
 | every mass but one is 0 in float64 | λ is floored absolutely: noise stays positive and finite |
 | one active token | no calibration: the votes are unanimous, see `curator` |
 
-Shape suffixes: M worlds, A active tokens, D = A − 1 directions.
+Shape suffixes: R sessions, M worlds, A active tokens, D = A − 1 directions.
 """
 
 import math
@@ -71,6 +71,23 @@ class Calibration:
         return f"Calibration(num_active={self.num_active}, step_budget={self.step_budget!r})"
 
 
+@dataclass(frozen=True)
+class BatchCalibration:
+    """A `Calibration` with a leading dimension of sessions."""
+
+    vote_weights_RA: NDArray[np.float64]
+    directions_RAD: NDArray[np.float64]
+    centred_RAD: NDArray[np.float64]
+    noise_variances_RD: NDArray[np.float64]
+
+    def log_likelihood(self, noisy_RA: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return that of each active token's voters, up to a constant a session, float64[R, A]; see `gaussian`."""
+        offset_RD = np.einsum("ra,rad->rd", noisy_RA - self.vote_weights_RA, self.directions_RAD)
+        terms_RAD = self.centred_RAD * (offset_RD[:, None] - 0.5 * self.centred_RAD)
+        likelihood: NDArray[np.float64] = np.einsum("rad,rd->ra", terms_RAD, 1.0 / self.noise_variances_RD)
+        return likelihood
+
+
 def active_votes(votes_M: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct voted tokens, ascending, and each world's index among them.
 
@@ -93,6 +110,14 @@ def vote_weights(index_M: NDArray[np.int64], posterior: Posterior) -> NDArray[np
     """
     mass_A: NDArray[np.float64] = np.bincount(index_M, weights=posterior.weights)  # type: ignore[assignment]
     return mass_A
+
+
+def vote_weights_batch(index_M: NDArray[np.int64], weights_RM: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the posterior mass behind each active token in each session, float64[R, A], rows summing to 1."""
+    voted_MA = (index_M[:, None] == np.arange(index_M.max() + 1)).astype(np.float64)
+    weights_RA = weights_RM @ voted_MA
+    normalised: NDArray[np.float64] = weights_RA / weights_RA.sum(axis=1, keepdims=True)
+    return normalised
 
 
 def check_vote_weights(vote_weights_A: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -126,6 +151,24 @@ def calibrate(vote_weights_A: NDArray[np.float64], step_budget: float) -> Calibr
     if weights_A.size == 2:
         return _two_way(weights_A, step_budget)
     return _many_way(weights_A, step_budget)
+
+
+def calibrate_batch(weights_RA: NDArray[np.float64], step_budget: float) -> BatchCalibration:
+    """Return the noise of many releases with one number of active tokens; for experiments, not rounded upward."""
+    num_active = weights_RA.shape[1]
+    basis_AD = _sum_zero_basis(num_active)
+    if num_active == 2:
+        directions_RAD = np.broadcast_to(basis_AD, (len(weights_RA), 2, 1))
+        centred_RAD = (math.sqrt(2.0) * np.sign(basis_AD[:, 0]) * weights_RA[:, ::-1])[..., None]
+    else:
+        centred_RAD = basis_AD - (weights_RA @ basis_AD)[:, None]
+        _, rotations_RDD = np.linalg.eigh(np.matmul((centred_RAD * weights_RA[..., None]).mT, centred_RAD))
+        directions_RAD, centred_RAD = basis_AD @ rotations_RDD, centred_RAD @ rotations_RDD
+    variances_RD = np.einsum("ra,rad->rd", weights_RA, centred_RAD * centred_RAD)
+    floor_R1 = np.maximum(_RELATIVE_FLOOR * variances_RD.max(axis=1, keepdims=True), _ABSOLUTE_FLOOR)
+    deviations_RD = np.sqrt(np.maximum(variances_RD, floor_R1))
+    noise_RD = deviations_RD * deviations_RD.sum(axis=1, keepdims=True) / (2.0 * step_budget)
+    return BatchCalibration(weights_RA, directions_RAD, centred_RAD, noise_RD)
 
 
 def _two_way(weights_A: NDArray[np.float64], step_budget: float) -> Calibration:

@@ -4,8 +4,8 @@ Formal guarantee: for one persistent S and every adaptive, colluding user, I(S; 
 charges being what `Account` holds (arXiv 2601.14033 for the composition). It rests on these habits:
 
 * One curator per deployment. S, the posterior and the account are continued from the stored state, never reset.
-* The charge is fixed and tested against the cap before anything random is drawn.
-* Every released token costs the step budget, unanimous ones too: the charge says nothing about dissent.
+* The worst case of a charge is tested against the cap before anything random is drawn; the charge itself is fixed with
+  the votes, and never above it. What a token costs is said in `charging` alone.
 * Votes are unanimous only if *all* m worlds agree, whatever their posterior mass. Then the consensus leaves without
   noise and without an update of the posterior.
 * The new state is durable before any token of a batch is returned. If `ReleaseStore.commit` raises, the state in memory
@@ -31,12 +31,13 @@ from numpy.typing import NDArray
 from reticent._validate import integer_in_range
 from reticent._validate import num_worlds as validated_num_worlds
 from reticent.errors import InvalidValueError
-from reticent.pac import accounting, bounds
-from reticent.pac.accounting import Account
+from reticent.pac import accounting
+from reticent.pac.account import Account
 from reticent.pac.calibration import active_votes, vote_weights
-from reticent.pac.gaussian import Mechanism
-from reticent.pac.mechanism import ReleaseMechanism, mechanism_for
+from reticent.pac.charging import Charging
+from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism, mechanism_for
 from reticent.pac.posterior import Posterior
+from reticent.pac.release import Mechanism
 from reticent.randomness import NoiseSource
 
 
@@ -59,6 +60,16 @@ class CuratorState:
     cap_units: int | None = None
     tokens_released: int = 0
     dissenting_steps: int = 0
+
+    @property
+    def num_worlds(self) -> int:
+        """The number of worlds, m."""
+        return self.log_posterior.size
+
+    @property
+    def account(self) -> Account:
+        """The account: what has been spent and may be spent."""
+        return Account(self.spent_units, self.cap_units)
 
     @classmethod
     def initial(cls, num_worlds: int, noise: NoiseSource, total_budget: float | None = None) -> "CuratorState":
@@ -83,22 +94,22 @@ class Ballot:
 
     Attributes:
         votes_M: each world's token, fixed before the call, int64[m].
-        step_budget: b, the charge in nats.
+        charging: the step budget, and what the token costs at it.
         request: identifier of the request.
         step: position of the token in its answer.
         coin_key: the 16-byte key of the public coins behind the votes, or None for a decoder without coins.
         key_id: identifier of the API key that asked, or None.
-        release_mechanism: how the realised world's vote becomes a token. The charge is the same for every law, and a
-            deployment may change from one to another: the posterior carries what each has told.
+        release_mechanism: turns the realised world's vote into a token. The charge is the same for every mechanism, and
+            a deployment may change from one to another: the posterior carries what each has released.
     """
 
     votes_M: NDArray[np.int64]
-    step_budget: float
+    charging: Charging
     request: str
     step: int
     coin_key: bytes | None = None
     key_id: str | None = None
-    release_mechanism: ReleaseMechanism = ReleaseMechanism.GAUSSIAN
+    release_mechanism: ReleaseMechanism = DEFAULT_RELEASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +196,7 @@ class Curator:
             raise InvalidValueError(f"the stored secret is not one of the {posterior.num_worlds} worlds")
         integer_in_range("dissenting_steps", state.dissenting_steps, 0)
         integer_in_range("tokens_released", state.tokens_released, state.dissenting_steps)
-        self._account = Account(state.spent_units, state.cap_units)
+        self._account = state.account
         self._posterior = posterior
         self._state = state
 
@@ -207,56 +218,56 @@ class Curator:
     @property
     def half_success(self) -> float:
         """Bound on telling which half a record is in, from all that was spent so far (prior ½)."""
-        return bounds.attack_success(self._account.spent_nats, bounds.MEMBERSHIP_PRIOR)
+        return self._account.half_success
 
     @property
     def world_success(self) -> float:
         """Bound on naming the realised world, from all that was spent so far (prior 1/m)."""
-        return bounds.attack_success(self._account.spent_nats, 1.0 / self.num_worlds)
+        return self._account.world_success(self.num_worlds)
 
     def release(
         self,
         votes_M: NDArray[np.int64],
-        step_budget: float,
+        charging: Charging,
         *,
         request: str,
         step: int,
         coin_key: bytes | None = None,
-        release_mechanism: ReleaseMechanism = ReleaseMechanism.GAUSSIAN,
+        release_mechanism: ReleaseMechanism = DEFAULT_RELEASE,
     ) -> ReleasedToken:
         """Release one token, commit its charge, and return it.
 
         Args:
             votes_M: each world's token, fixed before this call, int64[m].
-            step_budget: b, the charge in nats.
+            charging: the step budget, and what the token costs at it.
             request: identifier of the request, for the record.
             step: position of the token in its answer, for the record.
             coin_key: key of the public coins behind the votes, for the record.
-            release_mechanism: how the realised world's vote becomes a token.
+            release_mechanism: turns the realised world's vote into a token.
 
         Raises:
-            InvalidValueError: malformed votes, or a budget out of range.
-            BudgetExhaustedError: the charge would pass the cap; nothing was drawn or changed.
+            InvalidValueError: malformed votes.
+            BudgetExhaustedError: the charge could pass the cap; nothing was drawn or changed.
             Exception: whatever the store raises; nothing was changed and no token leaves.
         """
-        ballot = Ballot(votes_M, step_budget, request, step, coin_key, release_mechanism=release_mechanism)
+        ballot = Ballot(votes_M, charging, request, step, coin_key, release_mechanism=release_mechanism)
         released = self.release_many([ballot])[0]
         if released is None:
-            self._account.charged(accounting.charge_units(step_budget))
-            raise AssertionError("a ballot is refused only where its charge would pass the cap")
+            self._account.charged(charging.reserve_units)
+            raise AssertionError("a ballot is refused only where its charge could pass the cap")
         return released
 
     def release_many(self, ballots: Sequence[Ballot]) -> list[ReleasedToken | None]:
         """Release a token for each ballot, commit all charges at once, and return the tokens in order.
 
-        A ballot whose charge would pass the cap is refused together with all that follow it: their places in the list
+        A ballot whose charge could pass the cap is refused together with all that follow it: their places in the list
         hold None, and the releases before them stand.
 
         Args:
             ballots: all fixed before this call.
 
         Raises:
-            InvalidValueError: a ballot has malformed votes, or a budget out of range; nothing was drawn.
+            InvalidValueError: a ballot has malformed votes; nothing was drawn.
             Exception: whatever the store raises; nothing was changed and no token leaves.
         """
         counts = [self._count(ballot) for ballot in ballots]
@@ -267,7 +278,7 @@ class Curator:
         tokens: list[ReleasedToken | None] = []
         records = []
         for ballot, count in zip(ballots, counts, strict=True):
-            if not account.can_afford(count.charge_units):
+            if not account.can_afford(ballot.charging.reserve_units):
                 break
             account = account.charged(count.charge_units)
             index, posterior = self._draw(count, posterior)
@@ -306,8 +317,11 @@ class Curator:
         active_A, index_M = active_votes(votes_M)
         if not active_A[0] >= 0:
             raise InvalidValueError(f"votes must be token ids of at least 0, got {int(active_A[0])}")
-        mechanism = mechanism_for(ballot.release_mechanism, ballot.step_budget)
-        return _Count(active_A, index_M, mechanism, accounting.charge_units(ballot.step_budget))
+        mechanism = mechanism_for(ballot.release_mechanism, ballot.charging.step_budget)
+        charge = ballot.charging.charge(active_A.size)
+        if not 0 <= charge <= ballot.charging.reserve_units:
+            raise InvalidValueError(f"the charging rule {ballot.charging.rule} charges more than it reserves")
+        return _Count(active_A, index_M, mechanism, charge)
 
     def __repr__(self) -> str:
         return f"Curator({self._state!r})"

@@ -1,4 +1,4 @@
-"""The Gaussian release (arXiv 2609.05676): a vote under calibrated noise, of which the largest coordinate is released.
+"""The Gaussian release: calibrated noise on the realised world's one-hot vote, then the largest coordinate.
 
 Contract: the realised world enters at one place only, the choice of whose vote is used. The noisy vector R never
 leaves `GaussianMechanism.release`; what leaves is a token index and the worlds' log-likelihoods, and of the two only
@@ -7,53 +7,19 @@ the token may become public.
 Formal guarantee: see `calibration`. Since R's coordinates sum to 1, its largest is at least 1/a; a token nobody voted
 for has coordinate 0 and can never be released, so only active tokens need coordinates.
 
-Shape suffixes: M worlds, A active tokens, D = A − 1 directions.
+Shape suffixes: R sessions, M worlds, A active tokens, D = A − 1 directions.
 """
 
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reticent.errors import InvalidValueError
 from reticent.pac.accounting import check_step_budget
-from reticent.pac.calibration import Calibration, calibrate
+from reticent.pac.calibration import Calibration, calibrate, calibrate_batch, vote_weights_batch
+from reticent.pac.release import BatchRelease, Release, require_world
 from reticent.randomness import NoiseSource
-
-CalibrationT = TypeVar("CalibrationT")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Release:
-    """One draw, as the curator gets it.
-
-    Attributes:
-        index: the released token's index among the active tokens; the only public part.
-        log_likelihood: each world's log-likelihood of the draw up to a common constant, float64[m]; as secret as R.
-    """
-
-    index: int
-    log_likelihood: NDArray[np.float64] = field(repr=False)
-
-
-class Mechanism(Protocol[CalibrationT]):
-    """A way of releasing one token at a fixed charge."""
-
-    @property
-    def step_budget(self) -> float:
-        """The mutual information charged for one released token, in nats."""
-        ...
-
-    def calibrate(self, vote_weights_A: NDArray[np.float64]) -> CalibrationT:
-        """Fix the noise from the posterior mass behind each active token, before anything is drawn."""
-        ...
-
-    def release(
-        self, index_M: NDArray[np.int64], calibration: CalibrationT, secret: int, noise: NoiseSource
-    ) -> Release:
-        """Draw one token. `index_M` is each world's vote as an index among the active tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +64,20 @@ class GaussianMechanism:
         noisy_A[index_M[secret]] += 1.0
         return Release(int(noisy_A.argmax()), log_likelihood(calibration, index_M, noisy_A))
 
-
-def require_world(secret: int, index_M: NDArray[np.int64]) -> None:
-    """Raise `InvalidValueError` if the secret is not one of the worlds that voted; the message does not show it."""
-    if not 0 <= secret < index_M.size:
-        raise InvalidValueError(f"the secret must be one of the {index_M.size} worlds")
+    def release_batch(
+        self,
+        index_M: NDArray[np.int64],
+        weights_RM: NDArray[np.float64],
+        secrets_R: NDArray[np.int64],
+        noise: NoiseSource,
+    ) -> BatchRelease:
+        """Release one token in each of R sessions; see `BatchMechanism.release_batch`."""
+        noisy = calibrate_batch(vote_weights_batch(index_M, weights_RM), self.step_budget)
+        shape = noisy.noise_variances_RD.shape
+        normals_RD = noise.standard_normal(shape[0] * shape[1]).reshape(shape)
+        noisy_RA = np.einsum("rad,rd->ra", noisy.directions_RAD, np.sqrt(noisy.noise_variances_RD) * normals_RD)
+        noisy_RA[np.arange(len(secrets_R)), index_M[secrets_R]] += 1.0
+        return noisy_RA.argmax(axis=1), noisy.log_likelihood(noisy_RA)[:, index_M]
 
 
 def log_likelihood(

@@ -1,10 +1,15 @@
-"""The laws by which a token may be released, as a closed set: the guarantee is proved for these and no others."""
+"""The release mechanisms, as a closed set: the guarantee is proved for these and no others.
 
+A further one is a file beside `gaussian` and `mixture` with its proof, and an entry in each table here.
+"""
+
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from reticent.pac.gaussian import GaussianMechanism, Mechanism
+from reticent.pac.gaussian import GaussianMechanism
 from reticent.pac.mixture import MixtureMechanism
+from reticent.pac.release import Mechanism
 
 
 class ReleaseMechanism(StrEnum):
@@ -16,12 +21,24 @@ class ReleaseMechanism(StrEnum):
     """The vote itself with a small probability, else a draw from the posterior's law of votes."""
 
 
-def mechanism_for(law: ReleaseMechanism, step_budget: float) -> Mechanism[Any]:
-    """Return the mechanism of a law at a step budget b in nats.
+DEFAULT_RELEASE: Final = ReleaseMechanism.GAUSSIAN
+
+DESCRIPTIONS: Final[dict[ReleaseMechanism, str]] = {
+    ReleaseMechanism.GAUSSIAN: "decides for the plurality most of the time",
+    ReleaseMechanism.MIXTURE: "keeps the worlds' proportions",
+}
+"""One clause for each mechanism, for help texts."""
+
+_MECHANISMS: Final[dict[ReleaseMechanism, Callable[[float], Mechanism[Any]]]] = {
+    ReleaseMechanism.GAUSSIAN: GaussianMechanism,
+    ReleaseMechanism.MIXTURE: MixtureMechanism,
+}
+
+
+def mechanism_for(release: ReleaseMechanism, step_budget: float) -> Mechanism[Any]:
+    """Return a mechanism of the set at a step budget b in nats.
 
     Raises:
         InvalidValueError: the budget is out of range.
     """
-    if law is ReleaseMechanism.MIXTURE:
-        return MixtureMechanism(step_budget)
-    return GaussianMechanism(step_budget)
+    return _MECHANISMS[release](step_budget)

@@ -23,7 +23,7 @@ a search whose every stop lies on the private side. For α far below every mass,
 | a mass that is 0 in float64 | taken as 2^-1000 |
 | one active token | no calibration: the votes are unanimous, see `curator` |
 
-Shape suffixes: M worlds, A active tokens.
+Shape suffixes: R sessions, M worlds, A active tokens.
 """
 
 import math
@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from reticent.errors import InvalidValueError
 from reticent.pac.accounting import check_step_budget
-from reticent.pac.calibration import check_vote_weights
-from reticent.pac.divergence import phi
-from reticent.pac.gaussian import Release, require_world
+from reticent.pac.calibration import check_vote_weights, vote_weights_batch
+from reticent.pac.divergence import phi, phi_of_array
+from reticent.pac.release import BatchRelease, Release, require_world
 from reticent.randomness import NoiseSource
 
 _LEAST_MASS = 2.0**-1000
@@ -45,6 +45,8 @@ _SAFETY = 2.0**-40
 # The share of the budget that the search may leave unused.
 _SLACK = 2.0**-32
 _MAX_STEPS = 200
+# The relative distance from the budget at which the search over many sessions ends.
+_BATCH_ACCURACY = 2.0**-32
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -121,6 +123,26 @@ class MixtureMechanism:
         drawn = _draw(calibration.vote_weights, position)
         released = int(index_M[secret]) if keep <= calibration.keep_probability else drawn
         return Release(released, mixture_log_likelihood(calibration, index_M, released))
+
+    def release_batch(
+        self,
+        index_M: NDArray[np.int64],
+        weights_RM: NDArray[np.float64],
+        secrets_R: NDArray[np.int64],
+        noise: NoiseSource,
+    ) -> BatchRelease:
+        """Release one token in each of R sessions; see `BatchMechanism.release_batch`."""
+        weights_RA = np.maximum(vote_weights_batch(index_M, weights_RM), _LEAST_MASS)
+        keep_R = keep_probabilities(weights_RA, self.step_budget)
+        kept_R, position_R = noise.uniform(2 * len(keep_R)).reshape(2, -1)
+        cumulated_RA = weights_RA.cumsum(axis=1)
+        drawn_R = (cumulated_RA < position_R[:, None] * cumulated_RA[:, -1:]).sum(axis=1)
+        released_R = np.where(kept_R <= keep_R, index_M[secrets_R], drawn_R)
+        mass_R = weights_RA[np.arange(len(keep_R)), released_R]
+        with np.errstate(divide="ignore"):
+            others_R = np.log1p(-keep_R)
+        same_R = np.log1p(keep_R * (1.0 - mass_R) / mass_R)
+        return released_R, np.where(index_M == released_R[:, None], same_R[:, None], others_R[:, None])
 
 
 def mixture_log_likelihood(
@@ -207,3 +229,42 @@ def _draw(weights_A: NDArray[np.float64], position: float) -> int:
     order_A = weights_A.argsort(kind="stable")
     cumulated_A = weights_A[order_A].cumsum()
     return int(order_A[cumulated_A.searchsorted(position * cumulated_A[-1])])
+
+
+def keep_probabilities(weights_RA: NDArray[np.float64], step_budget: float) -> NDArray[np.float64]:
+    """Return the largest α of each session whose information is at most b, float64[R]; for experiments.
+
+    Newton's steps for log I as a function of log α, kept inside a bracket that they shrink.
+    """
+    low_R = np.full(len(weights_RA), math.sqrt(min(step_budget / (weights_RA.shape[1] - 1), 1.0)))
+    whole_R = _batch_information(weights_RA, np.ones_like(low_R)) <= step_budget
+    keep_R, high_R = np.where(whole_R, 0.5, low_R), np.ones_like(low_R)
+    for _ in range(_MAX_STEPS):
+        nats_R = _batch_information(weights_RA, keep_R)
+        if np.all(whole_R | (np.abs(nats_R - step_budget) <= _BATCH_ACCURACY * step_budget)):
+            break
+        low_R = np.where(nats_R <= step_budget, keep_R, low_R)
+        high_R = np.where(nats_R > step_budget, keep_R, high_R)
+        # Where the whole vote may be released the numbers do not matter, and may leave their range.
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            elasticity_R = keep_R * _batch_slope(weights_RA, keep_R) / nats_R
+            step_R = keep_R * (step_budget / nats_R) ** (1.0 / elasticity_R)
+        keep_R = np.where((low_R < step_R) & (step_R < high_R), step_R, np.sqrt(low_R * high_R))
+    return np.where(whole_R, 1.0, keep_R)
+
+
+def _batch_information(weights_RA: NDArray[np.float64], keep_R: NDArray[np.float64]) -> NDArray[np.float64]:
+    """I(S; Y) = Σ_c q_c [q_c φ(α (1 − q_c) / q_c) + (1 − q_c) φ(−α)], in nats, float64[R]."""
+    rest_RA = 1.0 - weights_RA
+    gain_RA = weights_RA * phi_of_array(keep_R[:, None] * rest_RA / weights_RA)
+    nats_R: NDArray[np.float64] = (weights_RA * (gain_RA + rest_RA * phi_of_array(-keep_R)[:, None])).sum(axis=1)
+    return nats_R
+
+
+def _batch_slope(weights_RA: NDArray[np.float64], keep_R: NDArray[np.float64]) -> NDArray[np.float64]:
+    """dI/dα = Σ_c q_c (1 − q_c) (log(1 + x_c) − log(1 − α)), float64[R]."""
+    rest_RA = 1.0 - weights_RA
+    with np.errstate(divide="ignore"):
+        rise_RA = np.log1p(keep_R[:, None] * rest_RA / weights_RA) - np.log1p(-keep_R)[:, None]
+    slope_R: NDArray[np.float64] = (weights_RA * rest_RA * rise_RA).sum(axis=1)
+    return slope_R

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from reticent.ledger.api_keys import ApiKey
-from reticent.pac.accounting import charge_units
+from reticent.pac.charging import Charging
 from reticent.server import errors
 from reticent.server.errors import ApiError
 from reticent.server.metering import KeyMeter
@@ -64,14 +64,14 @@ class Extent:
         return min(self.default_max_tokens, limits.max_tokens)
 
 
-def admit(service: Service, key: ApiKey | None, extent: Extent, step_budget: float) -> Admission:
+def admit(service: Service, key: ApiKey | None, extent: Extent, charging: Charging) -> Admission:
     """Hold a request against limits, budget, quota and rate, and take what it may write from its key's rate.
 
     Args:
         service: the server.
         key: the asking key, or None.
         extent: how much it asks for.
-        step_budget: what each of its tokens is charged, in nats.
+        charging: what its tokens cost.
 
     Raises:
         ApiError: status 400, 429 or 503.
@@ -81,7 +81,7 @@ def admit(service: Service, key: ApiKey | None, extent: Extent, step_budget: flo
     if not service.batcher.is_running:
         raise errors.shutting_down()
     if service.settings.on_exhausted is OnExhausted.REFUSE and not service.curator.account.can_afford(
-        charge_units(step_budget)
+        charging.reserve_units
     ):
         raise errors.budget_exhausted()
     longest = extent.default_within(limits) if extent.max_tokens is None else extent.max_tokens

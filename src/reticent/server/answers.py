@@ -16,7 +16,7 @@ from reticent.randomness import PublicCoins
 from reticent.server import errors
 from reticent.server.admission import Admission
 from reticent.server.errors import ApiError
-from reticent.server.jobs import FinishReason, Job, TokenSource
+from reticent.server.jobs import FinishReason, Job, TokenSource, WrittenToken
 from reticent.server.metering import KeyMeter
 from reticent.server.request_trace import current_trace
 from reticent.server.scheduler import ClosingError
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of answer `index`: the rest of its text, the whole of it, why it ended, and how many tokens it has."""
+    """The end of answer `index`: the rest of its text, the whole of it, why it ended, its tokens and their charges."""
 
     index: int
     rest: str
@@ -64,6 +64,7 @@ class Finished:
     ending: FinishReason
     num_private: int
     num_public: int
+    charge_units: int
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +85,7 @@ class ChoiceSink:
         self._post = post
         self._shown: list[str] = []
         self._counts = dict.fromkeys(TokenSource, 0)
+        self._charge_units = 0
         self.first_token_at: float | None = None
         self.ended_at: float | None = None
 
@@ -92,15 +94,16 @@ class ChoiceSink:
         """Tokens so far, of both sources."""
         return sum(self._counts.values())
 
-    def push(self, token: int, source: TokenSource, is_stop_token: bool) -> bool:
+    def push(self, written: WrittenToken, is_stop_token: bool) -> bool:
         """Take a token; a stop token has no text."""
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
-        self._counts[source] += 1
-        piece = "" if is_stop_token else self._text.push(token)
+        self._counts[written.source] += 1
+        self._charge_units += written.charge_units
+        piece = "" if is_stop_token else self._text.push(written.token)
         if piece:
             self._shown.append(piece)
-            self._post(Piece(self._index, piece, source))
+            self._post(Piece(self._index, piece, written.source))
         return not self._text.stopped
 
     def end(self, ending: FinishReason) -> None:
@@ -118,7 +121,8 @@ class ChoiceSink:
         if ending is FinishReason.LENGTH and self._text.stopped:
             ending = FinishReason.STOP
         private, public = self._counts[TokenSource.PRIVATE], self._counts[TokenSource.PUBLIC]
-        self._post(Finished(self._index, rest, "".join([*self._shown, rest]), ending, private, public))
+        text = "".join([*self._shown, rest])
+        self._post(Finished(self._index, rest, text, ending, private, public, self._charge_units))
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,25 @@ class TokenSource(StrEnum):
     PUBLIC = "public"
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenToken:
+    """One token of an answer.
+
+    Attributes:
+        token: its id.
+        source: the model that wrote it.
+        charge_units: what was charged for it, in units of 2^-64 nat; 0 for one of the public model.
+    """
+
+    token: int
+    source: TokenSource
+    charge_units: int = 0
+
+
 class Sink(Protocol):
     """The receiver of one answer's tokens. Called on the engine's thread; must return at once."""
 
-    def push(self, token: int, source: TokenSource, is_stop_token: bool) -> bool:
+    def push(self, written: WrittenToken, is_stop_token: bool) -> bool:
         """Take a token; return whether the answer wants another."""
         ...
 
@@ -58,6 +73,10 @@ class Allowance(Protocol):
 
     def put_back(self) -> None:
         """Give back a token that was taken and not released."""
+        ...
+
+    def charge(self, units: int) -> None:
+        """Add the charge for a token that was taken and released, in units of 2^-64 nat."""
         ...
 
 

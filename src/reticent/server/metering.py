@@ -49,15 +49,13 @@ class KeyMeter:
 
     Args:
         spent: what was released for it so far.
-        step_units: what each further token is charged, in units of 2^-64 nat.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, spent: Spending, step_units: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, spent: Spending, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._clock = clock
-        self._spent = spent
-        self._step_units = step_units
+        self._spending = spent
         self._used = spent.tokens
         self._total: int | None = None
         self._per_minute: int | None = None
@@ -73,14 +71,13 @@ class KeyMeter:
 
     @property
     def used(self) -> int:
-        """Tokens released for the key."""
+        """Tokens taken for the key; those of the step under way are counted."""
         return self._used
 
     @property
     def spending(self) -> Spending:
-        """Tokens released for the key, and what they were charged; tokens of the step under way are counted."""
-        used = self._used
-        return Spending(used, self._spent.units + (used - self._spent.tokens) * self._step_units)
+        """Tokens released for the key, and what was charged for them."""
+        return self._spending
 
     @property
     def tokens_left(self) -> int | None:
@@ -105,6 +102,11 @@ class KeyMeter:
         """Uncount a token that was not released."""
         with self._lock:
             self._used -= 1
+
+    def charge(self, units: int) -> None:
+        """Add the charge for a token that was taken and released, in units of 2^-64 nat."""
+        with self._lock:
+            self._spending = Spending(self._spending.tokens + 1, self._spending.units + units)
 
     def reserve(self, tokens: int) -> float:
         """Take `tokens` from the minute's bucket; return 0, or the seconds after which they will be there.
@@ -148,12 +150,10 @@ class Meters:
 
     Args:
         spent: tokens released so far by key and their charges, as the ledger holds them.
-        step_units: what each further token is charged, in units of 2^-64 nat.
     """
 
-    def __init__(self, spent: Mapping[str, Spending], step_units: int) -> None:
+    def __init__(self, spent: Mapping[str, Spending]) -> None:
         self._spent = dict(spent)
-        self._step_units = step_units
         self._meters: dict[str | None, KeyMeter] = {}
         self._lock = threading.Lock()
 
@@ -163,7 +163,7 @@ class Meters:
         with self._lock:
             meter = self._meters.get(key_id)
             if meter is None:
-                meter = self._meters[key_id] = KeyMeter(self._spent.get(key_id or "", Spending()), self._step_units)
+                meter = self._meters[key_id] = KeyMeter(self._spent.get(key_id or "", Spending()))
         if key is not None:
             meter.adopt(key.total_tokens, key.tokens_per_minute)
         return meter

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from reticent.pac.accounting import units_to_nats
 from reticent.pac.curator import Curator
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, WORLD_MEANING, WORLD_QUESTION
 from reticent.server.jobs import FinishReason, TokenSource
@@ -87,7 +86,7 @@ class Metrics:
             lambda: curator.account.spent_nats
         )
         self._gauge("left_nats", "Information that may still be charged; +Inf without a cap.").set_function(
-            lambda: math.inf if (left := left_nats(curator)) is None else left
+            lambda: math.inf if (left := curator.account.left_nats) is None else left
         )
         self._gauge("half_bound", f"{HALF_QUESTION} Bound on the {HALF_MEANING}.").set_function(
             lambda: curator.half_success
@@ -112,7 +111,7 @@ class Metrics:
         """A step ended."""
         self._step_seconds.observe(seconds)
         for source in TokenSource:
-            count = sum(wrote is source for _, _, wrote in step.tokens)
+            count = sum(written.source is source for _, written in step.tokens)
             self._tokens.labels(source.value).inc(count)
         self._failures.inc(bool(step.commit_failed))
 
@@ -152,9 +151,3 @@ class Metrics:
 
     def _histogram(self, name: str, help_text: str) -> Histogram:
         return Histogram(f"reticent_{name}", help_text, registry=self.registry, buckets=_STEP_BUCKETS)
-
-
-def left_nats(curator: Curator) -> float | None:
-    """The nats that may still be charged; None where there is no cap."""
-    account = curator.account
-    return None if account.cap_units is None else units_to_nats(account.cap_units - account.spent_units)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from reticent.errors import ReticentError
-from reticent.pac.accounting import charge_units
 from reticent.server.service import Service
 from reticent.server.settings import OnExhausted
 
@@ -46,8 +45,7 @@ class ReadinessCheck:
 
 def readiness_of(service: Service) -> Readiness:
     """The state of a server now. Asks the database and the disk: call it off the event loop."""
-    charge = charge_units(service.settings.decoding.step_budget)
-    budget_spent = not service.curator.account.can_afford(charge)
+    budget_spent = not service.curator.account.can_afford(service.settings.decoding.charging.reserve_units)
     reason = _failure(service)
     if reason is None and budget_spent and service.settings.on_exhausted is OnExhausted.REFUSE:
         reason = BUDGET_SPENT

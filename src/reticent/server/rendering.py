@@ -8,12 +8,11 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from reticent.ledger.api_keys import Scope
-from reticent.pac.accounting import charge_units, units_to_nats
+from reticent.pac.accounting import units_to_nats
 from reticent.server import schemas
 from reticent.server.answers import CUT_SHORT, Answers, Finished
 from reticent.server.jobs import FinishReason, TokenSource
 from reticent.server.metering import KeyMeter
-from reticent.server.metrics import left_nats
 from reticent.server.schemas import OpenAIFinishReason, Provenance, Source
 from reticent.server.service import Service
 
@@ -177,10 +176,10 @@ def usage_of(service: Service, answers: Answers) -> schemas.Usage:
 def _privacy_of(service: Service, answers: Answers) -> schemas.Privacy:
     """The price of a request, and the totals that its key may see: its own, and with `admin` the deployment's."""
     key = answers.asked.key
-    charged = sum(end.num_private for end in answers.finished.values())
+    finished = answers.finished.values()
     return schemas.Privacy(
-        tokens_charged=charged,
-        nats_charged=units_to_nats(charged * charge_units(answers.asked.settings.step_budget)),
+        tokens_charged=sum(end.num_private for end in finished),
+        nats_charged=units_to_nats(sum(end.charge_units for end in finished)),
         key=None if key is None else _key_privacy(answers.meter),
         deployment=_deployment_privacy(service) if key is None or Scope.ADMIN in key.scopes else None,
     )
@@ -198,7 +197,7 @@ def _deployment_privacy(service: Service) -> schemas.DeploymentPrivacy:
     return schemas.DeploymentPrivacy(
         tokens_charged=curator.state.tokens_released,
         nats_charged=curator.account.spent_nats,
-        nats_left=left_nats(curator),
+        nats_left=curator.account.left_nats,
         half_bound=curator.half_success,
         world_bound=curator.world_success,
     )

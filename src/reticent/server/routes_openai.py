@@ -150,7 +150,7 @@ async def _make_request(
     """The request in tokens; prompts are encoded only once it has been admitted."""
     _require_served(service, body)
     settings = decoding_for(service, body.temperature)
-    admission = admit(service, key, extent, settings.step_budget)
+    admission = admit(service, key, extent, settings.charging)
     try:
         prompts = [await service.tokenising.run(admission.key_id, encode) for encode in encoders]
     except QueueFullError:

@@ -38,7 +38,7 @@ from typing import Any, Generic, Protocol
 from reticent.decoding.speculative import Continuation, extend_with_drafts
 from reticent.pac.curator import Curator
 from reticent.protocols import C, ServedEnsemble
-from reticent.server.jobs import FinishReason, Job, TokenSource
+from reticent.server.jobs import FinishReason, Job, WrittenToken
 from reticent.server.stepping import Step, decode_step
 from reticent.server.turns import FairQueue, QueueFullError, answer_to_suspend
 
@@ -262,7 +262,7 @@ class Batcher(Generic[C]):
     def _step(self, jobs: Sequence[Job[C]]) -> None:
         started = time.perf_counter()
         step = decode_step(self._ensemble, self._curator, jobs, self._public_fallback)
-        continuing = [(job, token) for job, token, source in step.tokens if self._hand_on(job, token, source)]
+        continuing = [(job, written.token) for job, written in step.tokens if self._hand_on(job, written)]
         for job, ending in step.ended:
             self._end(job, ending)
         if continuing:
@@ -271,13 +271,13 @@ class Batcher(Generic[C]):
             self._commit_failed = step.commit_failed
         self._observer.stepped(time.perf_counter() - started, step)
 
-    def _hand_on(self, job: Job[C], token: int, source: TokenSource) -> bool:
+    def _hand_on(self, job: Job[C], written: WrittenToken) -> bool:
         """Give an answer its token; return whether it goes on."""
-        job.written.append(token)
+        job.written.append(written.token)
         job.turn += 1
-        is_stop = token in job.stop_tokens
+        is_stop = written.token in job.stop_tokens
         try:
-            wants_more = job.sink.push(token, source, is_stop)
+            wants_more = job.sink.push(written, is_stop)
         except Exception as error:  # noqa: BLE001 - the kind alone is logged: the rest could quote the answer
             _log_kind("a token could not be taken", job, error)
             self._end(job, FinishReason.FAULT)

@@ -8,7 +8,6 @@ from reticent.decoding.votes import require_candidates
 from reticent.ledger.api_keys import KeyTable
 from reticent.ledger.database import Database
 from reticent.ledger.usage import UsageTable
-from reticent.pac.accounting import charge_units
 from reticent.pac.curator import Curator
 from reticent.protocols import ServedEnsemble
 from reticent.server.auth import KeyDirectory
@@ -111,7 +110,7 @@ def assemble(
     spending = usage.spending_by_key()
     keys = KeyDirectory(KeyTable(database), had_keys=bool(spending))
     keys.current()
-    meters = Meters(spending, charge_units(decoding.step_budget))
+    meters = Meters(spending)
     return Service(
         settings=settings,
         run_id=run_id,

@@ -107,8 +107,8 @@ class ServerSettings:
 
     Attributes:
         model_name: what `/v1/models` lists and requests must name.
-        decoding: decoder, charge for one token, release law, number of candidates, and the temperature where a request
-            names none.
+        decoding: decoder, charge for one token, release mechanism, number of candidates, and the temperature where a
+            request names none.
         on_exhausted: what happens once the budget is spent.
         log_texts: whether prompts and answers are written to the log.
         limits: bounds on what clients may ask for.

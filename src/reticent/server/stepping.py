@@ -14,10 +14,9 @@ from reticent.decoding.generate import cast_votes
 from reticent.decoding.speculative import public_vote
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError, ReticentError
-from reticent.pac.accounting import charge_units
 from reticent.pac.curator import Ballot, Curator
 from reticent.protocols import C, Ensemble
-from reticent.server.jobs import FinishReason, Job, TokenSource
+from reticent.server.jobs import FinishReason, Job, TokenSource, WrittenToken
 
 logger = logging.getLogger("reticent.server")
 
@@ -27,13 +26,13 @@ class Step(Generic[C]):
     """The outcome of a step.
 
     Attributes:
-        tokens: the jobs that have a token, in order, and which model wrote it.
+        tokens: the jobs that have a token, in order, each with it.
         ended: the jobs that get no further token, and why.
         num_dissenting: released tokens on which the worlds' votes differed.
         commit_failed: whether the ledger could not be written; None where nothing was to be written.
     """
 
-    tokens: list[tuple[Job[C], int, TokenSource]] = field(default_factory=list)
+    tokens: list[tuple[Job[C], WrittenToken]] = field(default_factory=list)
     ended: list[tuple[Job[C], FinishReason]] = field(default_factory=list)
     num_dissenting: int = 0
     commit_failed: bool | None = None
@@ -43,7 +42,7 @@ def decode_step(ensemble: Ensemble[C], curator: Curator, jobs: Sequence[Job[C]],
     """Find the next token of every job; a job that was cancelled meanwhile gets neither a token nor a charge."""
     step: Step[C] = Step()
     account = curator.account
-    affordable = [job for job in jobs if account.can_afford(charge_units(job.settings.step_budget))]
+    affordable = [job for job in jobs if account.can_afford(job.settings.charging.reserve_units)]
     votes = _cast_all(ensemble, affordable, step)
     refused = [job for job in jobs if job not in affordable]
     refused += _release_all(curator, votes, step)
@@ -72,7 +71,7 @@ def _cast_all(ensemble: Ensemble[C], jobs: Sequence[Job[C]], step: Step[C]) -> l
         settings = job.settings
         coin_key = None if settings.decoder is Decoder.GREEDY else job.coins.key
         ballot = Ballot(
-            votes_M, settings.step_budget, job.request, job.step, coin_key, job.key_id, settings.release_mechanism
+            votes_M, settings.charging, job.request, job.step, coin_key, job.key_id, settings.release_mechanism
         )
         cast.append((job, ballot))
     gone = {job for job, _ in cast if job.cancelled}
@@ -107,7 +106,8 @@ def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step:
             job.allowance.put_back()
             refused.append(job)
         else:
-            step.tokens.append((job, token.token, TokenSource.PRIVATE))
+            job.allowance.charge(token.charge_units)
+            step.tokens.append((job, WrittenToken(token.token, TokenSource.PRIVATE, token.charge_units)))
             step.num_dissenting += token.num_active > 1
     return refused
 
@@ -120,4 +120,4 @@ def _continue_in_public(ensemble: Ensemble[C], job: Job[C], step: Step[C]) -> No
         logger.exception("the public model gave no token", extra=job.log_fields)
         step.ended.append((job, FinishReason.FAULT))
         return
-    step.tokens.append((job, token, TokenSource.PUBLIC))
+    step.tokens.append((job, WrittenToken(token, TokenSource.PUBLIC)))

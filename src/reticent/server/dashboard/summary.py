@@ -8,10 +8,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from reticent import __version__
-from reticent.pac.accounting import charge_units, units_to_nats
-from reticent.pac.bounds import MEMBERSHIP_PRIOR, attack_success
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_QUESTION
-from reticent.server.metrics import left_nats
 from reticent.server.service import Service
 from reticent.server.timings import AnswerTimes
 
@@ -105,9 +102,8 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         StorageError: the database cannot be read.
     """
     curator, settings = service.curator, service.settings
-    account, charge = curator.account, charge_units(settings.decoding.step_budget)
-    cap = None if account.cap_units is None else units_to_nats(account.cap_units)
-    tokens_left = None if account.cap_units is None else (account.cap_units - account.spent_units) // charge
+    account, at_cap = curator.account, curator.account.at_cap
+    tokens_left = account.tokens_left(settings.decoding.charging)
     hours = _hours(service, now)
     pace = _pace(hours, now)
     return Summary(
@@ -123,12 +119,12 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         tokens_released=curator.state.tokens_released,
         tokens_left=tokens_left,
         nats_spent=account.spent_nats,
-        nats_cap=cap,
-        nats_left=left_nats(curator),
+        nats_cap=account.cap_nats,
+        nats_left=account.left_nats,
         half_bound=curator.half_success,
-        half_at_cap=None if cap is None else attack_success(cap, MEMBERSHIP_PRIOR),
+        half_at_cap=None if at_cap is None else at_cap.half_success,
         world_bound=curator.world_success,
-        world_at_cap=None if cap is None else attack_success(cap, 1.0 / curator.num_worlds),
+        world_at_cap=None if at_cap is None else at_cap.world_success(curator.num_worlds),
         tokens_per_hour=pace,
         hours_left=tokens_left / pace if tokens_left is not None and pace else None,
         dissent_share=service.metrics.dissent.share,
