@@ -25,7 +25,6 @@ from reticent.api.generation import Answer
 from reticent.api.settings import DTypeName, torch_dtype
 from reticent.decoding.votes import Decoder, DecodingSettings, require_candidates
 from reticent.errors import RunDirectoryError
-from reticent.pac.accounting import units_to_nats
 
 if TYPE_CHECKING:
     from reticent.ledger.reader import LedgerReader
@@ -129,7 +128,7 @@ class LoadedRun:
             self._options.drafts,
         )
         coin_key = coins.key if settings.decoder is Decoder.GUMBEL else None
-        return Answer(tokens, self._tokenizer, self._stop_tokens, coin_key, ledger.curator)
+        return Answer(tokens, self._tokenizer, self._stop_tokens, coin_key)
 
 
 class Deployment(AbstractContextManager["Deployment"]):
@@ -172,14 +171,12 @@ class Deployment(AbstractContextManager["Deployment"]):
     @property
     def total_budget(self) -> float | None:
         """The cap over the deployment's life in nats; None where there is none."""
-        cap = self._ledger.curator.account.cap_units
-        return None if cap is None else units_to_nats(cap)
+        return self._ledger.curator.account.cap_nats
 
     @property
     def left(self) -> float | None:
         """Nats that may still be charged; None where there is no cap."""
-        account = self._ledger.curator.account
-        return None if account.cap_units is None else units_to_nats(account.cap_units - account.spent_units)
+        return self._ledger.curator.account.left_nats
 
     @property
     def tokens_released(self) -> int:

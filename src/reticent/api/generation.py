@@ -10,7 +10,6 @@ from reticent.pac.accounting import units_to_nats
 
 if TYPE_CHECKING:
     from reticent.decoding.generate import GeneratedToken
-    from reticent.pac.curator import Curator
 
 
 class StopReason(StrEnum):
@@ -57,7 +56,6 @@ class Answer:
         tokenizer: Any,
         stop_tokens: Collection[int],
         coin_key: bytes | None,
-        curator: "Curator",
     ) -> None:
         from reticent.decoding.detokenise import TextDecoder, TextStream
 
@@ -65,7 +63,6 @@ class Answer:
         self._stop_tokens = stop_tokens
         decode = TextDecoder(tokenizer)
         self._stream = TextStream(decode, decode.stray_byte)
-        self._curator = curator
         self._charged_units = 0
         self._items = self._release()
         self.coin_key = coin_key
@@ -110,10 +107,9 @@ class Answer:
             raise exhausted
 
     def _next_token(self) -> "GeneratedToken | None":
-        spent = self._curator.account.spent_units
         token = next(self._tokens, None)
         if token is not None:
-            self._charged_units += self._curator.account.spent_units - spent
+            self._charged_units += token.charge_units
             self.num_tokens += 1
             self.num_dissenting += token.num_active > 1
         return token

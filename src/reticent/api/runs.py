@@ -17,7 +17,8 @@ from reticent.api.progress import SilentProgress
 from reticent.api.settings import DTypeName, parse_choice
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
-from reticent.pac.mechanism import ReleaseMechanism
+from reticent.pac.charging import DEFAULT_CHARGING_RULE, ChargingRule
+from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism
 from reticent.protocols import Progress
 from reticent.training.presets import PRESETS, Preset
 from reticent.worlds.assignment import Assignment
@@ -94,7 +95,8 @@ class Run:
         *,
         step_budget: Nats = DEFAULT_STEP_BUDGET,
         total_budget: Nats | None = None,
-        release: ReleaseMechanism | str = ReleaseMechanism.GAUSSIAN,
+        release: ReleaseMechanism | str = DEFAULT_RELEASE,
+        charging: ChargingRule | str = DEFAULT_CHARGING_RULE,
         decoder: Decoder | str = Decoder.GUMBEL,
         temperature: float = 1.0,
         candidates: int = 200,
@@ -107,9 +109,10 @@ class Run:
         """Open this run's deployment; its secret world is drawn at the first use and stays.
 
         Args:
-            step_budget: b, the charge for one token in nats.
+            step_budget: b, the most that one token is charged, in nats.
             total_budget: B, the cap over the deployment's life in nats; None for the cap it has, or none.
             release: the mechanism that releases the realised world's vote: `gaussian` or `mixture`.
+            charging: the rule by which a released token is charged, a `ChargingRule`.
             decoder: the worlds' votes: `gumbel` samples or `greedy` choices.
             temperature: of the Gumbel decoder.
             candidates: k, tokens that the public model nominates at each step.
@@ -130,6 +133,7 @@ class Run:
             temperature,
             candidates,
             parse_choice("release", ReleaseMechanism, release),
+            parse_choice("charging", ChargingRule, charging),
         )
         options = DeploymentOptions(
             settings=settings,
