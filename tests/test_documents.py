@@ -9,6 +9,10 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+
+from reticent.cli.main import app
+from reticent.models.families import ADAPTABLE_FAMILIES, SUPPORTED_FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "reticent"
@@ -122,6 +126,33 @@ def test_no_reference_to_a_document_that_is_not_here(files):
         for name in missing_documents(path.read_text("utf-8"), known)
     }
     assert sorted(wrong) == []
+
+
+def commands_of(group, words=()):
+    """Each command beneath a group of `typer`'s, as it is typed."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, (*words, name))
+        else:
+            yield " ".join((*words, name))
+
+
+def test_the_page_of_commands_has_every_command_and_no_other():
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    listed = {
+        re.match(r"(?:reticent )?([a-z]+(?: [a-z]+)?)", code)[1] for cell in cells for code in _CODE.findall(cell)
+    }
+    assert listed == set(commands_of(typer.main.get_command(app)))
+
+
+def test_the_page_of_base_models_has_every_family():
+    rows = re.findall(
+        r"^\| ([\w-]+)[^|]*\| (yes|no) \|", (ROOT / "docs" / "models.md").read_text("utf-8"), re.MULTILINE
+    )
+    families = {name.split()[0] for name in SUPPORTED_FAMILIES}
+    assert {name for name, with_worlds in rows if with_worlds == "yes"} == families
+    assert {name for name, _ in rows} == families | {name.split()[0] for name in ADAPTABLE_FAMILIES}
 
 
 def test_what_is_missing_is_noticed(files):

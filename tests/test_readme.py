@@ -1,9 +1,10 @@
-"""README's commands, run as pasted and in order, in a folder that holds what a fresh clone would.
+"""The commands of README and the tutorial, run as pasted and in order, in a folder that holds what a fresh clone would.
 
-Every line of a code block that begins like a command is run by bash, unchanged. `.venv/bin/reticent` there is this
-environment's command, with the options of `SMALLER` put behind the pasted ones (the last one counts), so that sizes
-alone differ: each pasted option is still read and checked, and each file must be where the commands before it have put
-it. A command without options there runs at its own size. `ELSEWHERE` says which are not run here, and why.
+Every line of a code block that begins like a command is run by bash, unchanged. `reticent` there is this environment's
+command, with the options of `SMALLER` put behind the pasted ones (the last one counts), so that sizes alone differ:
+each pasted option is still read and checked, and each file must be where the commands before it have put it. A command
+without options there runs at its own size. `ELSEWHERE` says which are not run here, and why. README's Python runs as it
+stands.
 """
 
 import contextlib
@@ -26,7 +27,9 @@ pytest.importorskip("faker")
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMAND = re.compile(r"(make|\.venv/bin/reticent) ")
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+COMMAND = re.compile(r"(make|reticent) ")
+MAX_LINES = 150
 
 SMALLER = {
     "demo": ["--letters", "24", "--worlds", "2", "--max-tokens", "2"],
@@ -60,7 +63,7 @@ def pasted(text):
                     yield re.sub(r"\s+# .*", "", line.removeprefix("$ ")), told
 
 
-COMMANDS = list(pasted(README))
+COMMANDS = [*pasted(README), *pasted(TUTORIAL)]
 
 
 def named(command):
@@ -94,7 +97,10 @@ def clone(tmp_path_factory):
 
 def environment(clone):
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": paths, "XDG_CONFIG_HOME": str(clone / "config"), "COLUMNS": "80"}
+    commands = os.pathsep.join([str(clone / ".venv" / "bin"), os.environ["PATH"]])
+    return os.environ | {
+        "PATH": commands, "PYTHONPATH": paths, "XDG_CONFIG_HOME": str(clone / "config"), "COLUMNS": "80"
+    }  # fmt: skip
 
 
 def run_as_pasted(command, clone):
@@ -169,14 +175,25 @@ def test_commands_run_as_pasted_and_in_order(clone):
     block = re.search(r"^```\n(tokens released.*?)^```$", README, re.MULTILINE | re.DOTALL)[1]
     printed = labels(said["generate"].splitlines())
     assert [label for label in labels(block.splitlines()) if label not in printed] == []
+    (example,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    process = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=clone, env=environment(clone), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert re.search(r"\S.* Bounds\(half_success=0\.5", process.stdout, re.DOTALL), process.stdout
 
 
 def test_commands_are_found_and_a_missing_file_is_noticed(clone):
     found = [command for command, _ in COMMANDS]
     assert found[:2] == ["make demo", "make test"]
-    assert len(found) == len(re.findall(r"^(?:\$ )?(?:make|\.venv/bin/reticent) ", README, re.MULTILINE))
+    assert len(found) == len(re.findall(r"^(?:\$ )?(?:make|reticent) ", README + TUTORIAL, re.MULTILINE))
     assert {named(command) for command in found if command not in ELSEWHERE} - {"make demo"} == SMALLER.keys() - {
         "demo"
     }
     with pytest.raises(AssertionError, match=r"nowhere\.jsonl"):
-        run_as_pasted(".venv/bin/reticent canaries plant nowhere.jsonl --out elsewhere", clone)
+        run_as_pasted("reticent canaries plant nowhere.jsonl --out elsewhere", clone)
+
+
+def test_readme_stays_short():
+    assert len(README.splitlines()) < MAX_LINES
