@@ -68,7 +68,7 @@ def known_paths(files):
 
 def missing_paths(text, known):
     """Paths to Python files and folders, in code and in diagrams, that do not exist."""
-    for block in [*re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL), *_CODE.findall(text)]:
+    for block in [*re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL), *_CODE.findall(text)]:
         if not re.search(r"^(?:\$ )?(?:make|reticent|pip|python|podman|sudo|\.venv/)", block, re.MULTILINE):
             yield from (
                 path for path in _PATH.findall(block) if path not in known and not path.startswith(tuple(MADE_FOLDERS))

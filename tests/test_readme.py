@@ -54,7 +54,7 @@ ELSEWHERE = {
 
 def pasted(text):
     """Each command of the code blocks, in order, without comments, with continued lines joined, and what it printed."""
-    for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         lines = block.replace("\\\n", " ").splitlines()
         if COMMAND.match(lines[0].removeprefix("$ ")):
             told = [line for line in lines if lines[0].startswith("$ ") and not line.startswith("$ ")]
