@@ -21,7 +21,7 @@ from benchmarks import parity
 from benchmarks.audit_peers import SIGNALS, gradient_norm_of_text, logp_behind_prefix, signals_of_text
 from benchmarks.peers import lora_config
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import Paired, interleaved
+from benchmarks.timing import Paired, time_in_turn
 from benchmarks.workspace import Workspace
 from reticent.auditing.attacks.min_k_plus_plus import min_k_plus_plus
 from reticent.auditing.inputs.cache import SignalCache, cached_signals
@@ -45,7 +45,7 @@ _K = 0.2
 
 
 @dataclass(frozen=True)
-class Setting:
+class AuditSetting:
     """The setting that all rows of this file share.
 
     Attributes:
@@ -70,15 +70,15 @@ class Setting:
         return self.texts[: len(self.texts) // 2]
 
 
-def setting_of(workspace: Workspace) -> Setting:
+def setting_of(workspace: Workspace) -> AuditSetting:
     """The setting, made on first use."""
     if "audit" not in workspace.kept:
         workspace.kept["audit"] = _make_setting(workspace)
-    setting: Setting = workspace.kept["audit"]
+    setting: AuditSetting = workspace.kept["audit"]
     return setting
 
 
-def _make_setting(workspace: Workspace) -> Setting:
+def _make_setting(workspace: Workspace) -> AuditSetting:
     template, tokenizer = workspace.audit_template, workspace.base.load_tokenizer()
     texts = _texts(workspace, template.max_tokens)
     config = lora_config(workspace.adapters("attention", num_worlds=1))
@@ -100,7 +100,7 @@ def _make_setting(workspace: Workspace) -> Setting:
         )
         for dtype, module in targets.items()
     }
-    return Setting(texts, template, tokenizer, targets, scorers, workspace.exact_model)
+    return AuditSetting(texts, template, tokenizer, targets, scorers, workspace.exact_model)
 
 
 def _texts(workspace: Workspace, length: int) -> list[EncodedText]:
@@ -142,7 +142,7 @@ def likelihood(workspace: Workspace, dtype: torch.dtype) -> Measured:
         _require_signals(f"{name} in {dtype}", found, those, dtype)
     _require_adapter(bucketed()[0], expected)
     extra = _auc_differences(workspace, setting) if dtype == torch.bfloat16 else {}
-    times = interleaved(one_by_one, bucketed, workspace.sizes.audit_pairs)
+    times = time_in_turn(one_by_one, bucketed, workspace.sizes.audit_pairs)
     return Measured(times, _limit(workspace, times, dtype), notes=_notes(workspace), extra=extra)
 
 
@@ -157,7 +157,7 @@ def _require_signals(
     for name, row, reference in zip(SIGNALS[:-1], ours, theirs, strict=False):
         parity.require_close(f"{what}: {name}", row, reference, tolerance)
     if dtype == torch.float32:
-        # Deep in the vocabulary many logits stand within rounding of the target's, so a rank may differ by a few.
+        # Deep in the vocabulary many logits are within rounding of the target's, so a rank may differ by a few.
         near = np.abs(ours[-1] - theirs[-1]) <= _RANK_TOLERANCE * theirs[-1]
         parity.require(near.mean() >= _NEAR_RANKS, f"{what}: {near.mean():.1%} of the ranks are the peer's")
 
@@ -172,7 +172,7 @@ def _require_adapter(found: Sequence[TokenSignals | None], expected: Sequence[Se
     )
 
 
-def _auc_differences(workspace: Workspace, setting: Setting) -> dict[str, object]:
+def _auc_differences(workspace: Workspace, setting: AuditSetting) -> dict[str, object]:
     """AUC in bfloat16 less AUC in float32, of two attacks over all texts."""
     num_members = len(setting.members)
     areas: dict[torch.dtype, dict[str, float]] = {}
@@ -213,7 +213,7 @@ def gradient_norm(workspace: Workspace) -> Measured:
         exactly = gradient_norms(exact, texts[:some], (2.0,))[:, 0]
         parity.require_close("norms, float32", exactly, expected[:some], _FLOAT32_TOLERANCE)
         parity.require_close("norms, bfloat16", together(), expected, _BFLOAT16_TOLERANCE)
-        times = interleaved(one_by_one, together, workspace.sizes.audit_pairs)
+        times = time_in_turn(one_by_one, together, workspace.sizes.audit_pairs)
     return Measured(times, None, notes=f"over the adapter's parameters on both sides; {_notes(workspace, len(texts))}")
 
 
@@ -237,7 +237,7 @@ def recall(workspace: Workspace) -> Measured:
     ):
         ours = np.concatenate([s.logp for s in found if s is not None])
         parity.require_close(f"log p behind a prefix, {what}", ours, expected, tolerance)
-    times = interleaved(with_every_text, once, workspace.sizes.audit_pairs)
+    times = time_in_turn(with_every_text, once, workspace.sizes.audit_pairs)
     return Measured(times, None, notes=f"a prefix of {len(prefix)} tokens; {_notes(workspace)}")
 
 
@@ -257,7 +257,7 @@ def cached_attack(workspace: Workspace) -> Measured:
             isinstance(score, float) and abs(score - expected) <= 1e-9 * abs(expected),
             f"Min-K%++ on the table gives {score}, its formula {expected}",
         )
-    times = interleaved(attack, lambda: scorer.score_encoded(texts), workspace.sizes.audit_pairs)
+    times = time_in_turn(attack, lambda: scorer.score_encoded(texts), workspace.sizes.audit_pairs)
     return Measured(times, None, notes="the forward pass is Reticent's own, in bfloat16")
 
 
@@ -280,7 +280,7 @@ def second_run(workspace: Workspace) -> Measured:
             one is not None and two is not None and bool(np.array_equal(one.logp, two.logp)),
             "the cache gives back other signals than it was given",
         )
-    times = interleaved(first, lambda: cached_signals(scorer, texts, kept), workspace.sizes.audit_pairs)
+    times = time_in_turn(first, lambda: cached_signals(scorer, texts, kept), workspace.sizes.audit_pairs)
     return Measured(times, None, notes=_notes(workspace))
 
 

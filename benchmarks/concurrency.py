@@ -7,7 +7,7 @@ from benchmarks import limits, parity
 from benchmarks.decoding import check_engine, start_length
 from benchmarks.report import timestamp
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import interleaved
+from benchmarks.timing import time_in_turn
 from benchmarks.workspace import Workspace
 from reticent.decoding.votes import top_candidates
 from reticent.engine.engine import Engine, EngineContext
@@ -42,7 +42,7 @@ class PromptContexts:
     """Contexts that hold one prompt, which is read once; copied for a second request, taken back for a second use."""
 
     def __init__(self, engine: Engine, prompt: Sequence[int], steps: int) -> None:
-        """Read the prompt, and make room for so many steps, so that no cache grows while they are timed."""
+        """Read the prompt, and make room for `steps` steps, so that no cache grows while they are timed."""
         first = engine.open(prompt)
         self._prompt, self._final_hidden = list(prompt), first.final_hidden_GD
         self._contexts = [first]
@@ -50,7 +50,7 @@ class PromptContexts:
             engine.extend([first], [_ALONE])
 
     def take(self, count: int) -> list[EngineContext]:
-        """So many contexts at the end of the prompt; those taken before are among them, taken back to it."""
+        """A number of contexts at the end of the prompt; those taken before are among them, taken back to it."""
         while len(self._contexts) < count:
             self._contexts.append(copy.deepcopy(self._contexts[0]))
         for context in self._contexts:
@@ -71,7 +71,7 @@ def concurrent_requests(workspace: Workspace) -> Measured:
     contexts = [engine.open(workspace.prompt(length, number)) for number in range(sizes.requests + 1)]
     alone = Requests(engine, contexts[:1], _ALONE, sizes.num_candidates)
     together = Requests(engine, contexts[1:], _ALONE + 1, sizes.num_candidates)
-    times = interleaved(alone.step, together.step, pairs, device=workspace.device).scaled(sizes.requests)
+    times = time_in_turn(alone.step, together.step, pairs, device=workspace.device).scale(sizes.requests)
     shape = limits.StepShape(requests=sizes.requests, context=sizes.context, candidates=sizes.num_candidates)
     least = limits.step_ms(workspace.architecture, adapters, shape, workspace.peaks)
     notes = f"time of {sizes.requests} single steps over one step of {sizes.requests} requests; forward and candidates"
@@ -86,7 +86,7 @@ def _check_together(workspace: Workspace, engine: Engine, adapters: StackedAdapt
     together = [engine.open(prompt) for prompt in prompts]
     engine.extend(together, tokens)
     for prompt, token, context in zip(prompts, tokens, together, strict=True):
-        reference = parity.Reference.compute(workspace, adapters, [*prompt, token])
+        reference = parity.ReferenceLogits.compute(workspace, adapters, [*prompt, token])
         reference.require_engine("requests in one step", engine, context)
 
 
@@ -95,7 +95,7 @@ def curve(workspace: Workspace, on_points: Callable[[list[dict[str, object]]], N
 
     Steps of a point's requests alternate with steps of another request alone, which they are compared with; one request
     is compared with another one too, which shows what the curve can tell apart. All contexts of a point hold the same
-    prompt in caches of their own, and the stated number of tokens on average. Calls `on_points` with all points so far
+    prompt in separate caches, and the stated number of tokens on average. Calls `on_points` with all points so far
     whenever a context's requests are measured.
     """
     points: list[dict[str, object]] = []
@@ -108,7 +108,7 @@ def curve(workspace: Workspace, on_points: Callable[[list[dict[str, object]]], N
 
 
 def _points_at(workspace: Workspace, engine: Engine, length: int) -> list[dict[str, object]]:
-    """All numbers of requests at one context; its caches are let go of at the end."""
+    """All numbers of requests at one context; its caches are released at the end."""
     steps, points = workspace.sizes.curve_steps, []
     per_request = limits.cache_bytes(workspace.architecture, engine.num_worlds, 0, length)
     contexts: PromptContexts | None = None
@@ -135,7 +135,7 @@ def _point(workspace: Workspace, engine: Engine, contexts: Sequence[EngineContex
     sizes, requests = workspace.sizes, len(contexts) - 1
     alone = Requests(engine, contexts[:1], _ALONE, sizes.num_candidates)
     together = Requests(engine, contexts[1:], _ALONE + 1, sizes.num_candidates)
-    times = interleaved(together.step, alone.step, sizes.curve_steps, device=workspace.device)
+    times = time_in_turn(together.step, alone.step, sizes.curve_steps, device=workspace.device)
     step_ms, alone_ms = times.centres_ms
     return {
         "step_ms": step_ms,

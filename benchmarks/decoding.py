@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import limits, parity
 from benchmarks.peers import PeftMixedStream, TransformersStream, load_all_into_peft
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import Paired, interleaved, steps_before
+from benchmarks.timing import Paired, steps_before, time_in_turn
 from benchmarks.workspace import ALIKE, Workspace
 from reticent.decoding.votes import greedy_votes, gumbel_votes, top_candidates
 from reticent.engine.engine import Engine, EngineContext
@@ -95,7 +95,7 @@ def _check_decoding(
     context = engine.open(prompt[:start])
     for token in prompt[start:]:
         engine.extend([context], [token])
-    parity.Reference.compute(workspace, adapters, prompt, worlds).require_engine("decoding", engine, context)
+    parity.ReferenceLogits.compute(workspace, adapters, prompt, worlds).require_engine("decoding", engine, context)
     public_V, count = engine.public_logits(context), workspace.sizes.num_candidates
     parity.require(
         np.array_equal(top_candidates(public_V, count), parity.likeliest(public_V, count)),
@@ -104,7 +104,7 @@ def _check_decoding(
 
 
 def start_of(workspace: Workspace, pairs: int, warmup: int = 0, run: int = 1) -> list[int]:
-    """A prompt so short that the steps `interleaved` counts have the stated context behind them on average."""
+    """A prompt so short that the steps `time_in_turn` counts have the stated context behind them on average."""
     return workspace.prompt(start_length(workspace.sizes.context, pairs, warmup, run))
 
 
@@ -130,7 +130,7 @@ def private_token(workspace: Workspace, names: str, top: int | None) -> Measured
     prompt = start_of(workspace, pairs, warmup, _RUN)
     ours = PrivateStream(engine, prompt, workspace.sizes.num_candidates)
     theirs = TransformersStream(workspace.model, prompt)
-    times = interleaved(ours.step, theirs.step, pairs, warmup, workspace.device, _RUN)
+    times = time_in_turn(ours.step, theirs.step, pairs, warmup, workspace.device, _RUN)
     limit = step_limit(workspace, adapters) / times.centres_ms[1]
     return Measured(times, limit, extra={"dissent": ours.dissent})
 
@@ -142,7 +142,7 @@ def against_peft(workspace: Workspace) -> Measured:
     sizes = workspace.sizes
     check_engine(workspace, engine, adapters, workspace.prompt(sizes.context))
     prompt = start_of(workspace, sizes.heavy_pairs, warmup=1, run=_PEFT_RUN)
-    reference = parity.Reference.compute(workspace, adapters, prompt)
+    reference = parity.ReferenceLogits.compute(workspace, adapters, prompt)
     check = PeftMixedStream(peft, prompt[:-1], [None, *reference.worlds])
     check.step(prompt[-1])
     reference.require_rows("PEFT", check.logits_WV.float().cpu().numpy()[:, reference.candidates_K])
@@ -150,7 +150,9 @@ def against_peft(workspace: Workspace) -> Measured:
     theirs = PeftMixedStream(peft, prompt, list(range(sizes.num_worlds)))
     # PEFT reads the same tokens, some steps later.
     tokens = iter(ours.released)
-    times = interleaved(ours.step, lambda: theirs.step(next(tokens)), sizes.heavy_pairs, 1, workspace.device, _PEFT_RUN)
+    times = time_in_turn(
+        ours.step, lambda: theirs.step(next(tokens)), sizes.heavy_pairs, 1, workspace.device, _PEFT_RUN
+    )
     limit = step_limit(workspace, adapters) / times.centres_ms[1]
     notes = "PEFT computes the worlds' logits alone: no public model, no votes, no release"
     return Measured(times, limit, notes=notes)

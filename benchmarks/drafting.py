@@ -1,4 +1,4 @@
-"""Row on drafts: a private token where the public model guesses ahead, against one step a token."""
+"""Row on drafts: a private token with draft tokens of the public model, against one step a token."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks import parity
 from benchmarks.decoding import STEP_BUDGET, experimental_curator, start_length
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import Paired, interleaved
+from benchmarks.timing import Paired, time_in_turn
 from benchmarks.workspace import ALIKE, Workspace
 from reticent.decoding.generate import GeneratedToken, generate
 from reticent.decoding.votes import Decoder, DecodingSettings
@@ -20,7 +20,7 @@ from reticent.randomness import PublicCoins
 
 _NUM_DRAFTS = 3
 _TOKENS_AT_ONCE = 12
-"""A multiple of what one step computes if all is guessed, so that no timing has more of the cheap tokens."""
+"""A multiple of what one step computes if all drafts are accepted, so that no timing has more of the cheap tokens."""
 _AS_TRAINED = ALIKE / 4
 """Deviation of B's entries with which worlds differ about as often as those of a run with default settings."""
 
@@ -30,35 +30,35 @@ class _Watched(Engine):
 
     def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters) -> None:
         super().__init__(decoder, adapters)
-        self.foreseen: list[bool] = []
+        self.computed_ahead: list[bool] = []
 
     def extend(
-        self, contexts: Sequence[EngineContext], tokens: Sequence[int], guesses: DraftTokens | None = None
+        self, contexts: Sequence[EngineContext], tokens: Sequence[int], drafts: DraftTokens | None = None
     ) -> None:
         """See `Engine.extend`."""
-        self.foreseen += map(self.has_draft, contexts, tokens)
-        super().extend(contexts, tokens, guesses)
+        self.computed_ahead += map(self.has_draft, contexts, tokens)
+        super().extend(contexts, tokens, drafts)
 
 
 def time_drafted_token(workspace: Workspace) -> Measured:
-    """Milliseconds a token with guesses and without, in two streams of one prompt and the same coins."""
+    """Milliseconds a token with drafts and without, in two streams of one prompt and the same coins."""
     _check(workspace)
     times, as_trained = _time_drafts(workspace, _AS_TRAINED)
     others, dissenting = _time_drafts(workspace, ALIKE)
     notes = (
-        f"at most {_NUM_DRAFTS} guesses a step, coupled sampling at temperature 1; {as_trained}. Where {dissenting}, "
+        f"at most {_NUM_DRAFTS} drafts a step, coupled sampling at temperature 1; {as_trained}. Where {dissenting}, "
         f"the ratio is {others.ratio:.2f}"
     )
     return Measured(times, None, notes=notes, extra={"ratio_dissenting": others.ratio})
 
 
 def _time_drafts(workspace: Workspace, deviation: float) -> tuple[Paired, str]:
-    """Times a token with guesses and without; and how often worlds differed and guesses came true."""
+    """Time a token with drafts and without; also report how often worlds differed and drafts were accepted."""
     sizes = workspace.sizes
     blocks = 1 + sizes.heavy_pairs
     adapters = workspace.adapters("attention", deviation=deviation)
     settings = DecodingSettings(Decoder.GUMBEL, STEP_BUDGET, num_candidates=sizes.num_candidates)
-    # The token after the prompt is released before anything is timed, and some are left over for guesses.
+    # The token after the prompt is released before anything is timed, and some places are left for drafts.
     prompt = workspace.prompt(start_length(sizes.prefill, blocks * _TOKENS_AT_ONCE))
     num_tokens = blocks * _TOKENS_AT_ONCE + 2 + _NUM_DRAFTS
     engines = [_Watched(workspace.decoder, adapters) for _ in range(2)]
@@ -70,13 +70,13 @@ def _time_drafts(workspace: Workspace, deviation: float) -> tuple[Paired, str]:
     for stream in (drafted, plain):
         next(stream)
     above, below = (partial(_release, stream) for stream in (drafted, plain))
-    times = interleaved(above, below, sizes.heavy_pairs, device=workspace.device)
+    times = time_in_turn(above, below, sizes.heavy_pairs, device=workspace.device)
     state = curators[0].state
     description = (
         f"worlds differ on {state.dissenting_steps / state.tokens_released:.0%} of the tokens and "
-        f"{np.mean(engines[0].foreseen):.0%} are computed ahead"
+        f"{np.mean(engines[0].computed_ahead):.0%} are computed ahead"
     )
-    return times.scaled(1 / _TOKENS_AT_ONCE, 1 / _TOKENS_AT_ONCE), description
+    return times.scale(1 / _TOKENS_AT_ONCE, 1 / _TOKENS_AT_ONCE), description
 
 
 def _coins(workspace: Workspace) -> PublicCoins:
@@ -89,23 +89,23 @@ def _release(stream: Iterator[GeneratedToken]) -> None:
 
 
 def _check(workspace: Workspace) -> None:
-    """Tokens computed ahead, and one computed after wrong guesses, give the logits of the base's own class."""
+    """Tokens computed ahead, and one computed after rejected drafts, give the logits of the base's own class."""
     adapters = workspace.adapters("attention")
     engine = Engine(workspace.decoder, adapters)
     prompt = workspace.prompt(workspace.sizes.context)
     ahead = prompt[-_NUM_DRAFTS:]
-    for guesses in (ahead, [ahead[0], *(token + 1 for token in ahead[1:])]):
+    for drafts in (ahead, [ahead[0], *(token + 1 for token in ahead[1:])]):
         context = engine.open(prompt[: -_NUM_DRAFTS - 1])
-        engine.extend([context], [prompt[-_NUM_DRAFTS - 1]], [guesses])
+        engine.extend([context], [prompt[-_NUM_DRAFTS - 1]], [drafts])
         for token in ahead:
             engine.extend([context], [token])
-        parity.Reference.compute(workspace, adapters, prompt).require_engine("drafts", engine, context)
+        parity.ReferenceLogits.compute(workspace, adapters, prompt).require_engine("drafts", engine, context)
 
 
 BENCHMARKS = (
     Benchmark(
         "drafts-256",
-        "private token at a context of 256 where the public model guesses up to 3 ahead, attention of all blocks",
+        "private token at a context of 256 where the public model drafts up to 3 ahead, attention of all blocks",
         "the same token, one step each",
         1.0,
         "<=",

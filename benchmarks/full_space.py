@@ -44,7 +44,7 @@ def release(onehot_MK: Floats, noise: FullNoise, secret: int, source: NoiseSourc
     return int(noisy_K.argmax()), noisy_K
 
 
-def updated_weights(weights_M: Floats, onehot_MK: Floats, noise: FullNoise, noisy_K: Floats) -> Floats:
+def update_weights(weights_M: Floats, onehot_MK: Floats, noise: FullNoise, noisy_K: Floats) -> Floats:
     """Bayes' rule: p_j ∝ p_j · exp(−½ Σ_i ((R − v_j)·u_i)² / e_i)."""
     distances_MD = (noisy_K - onehot_MK) @ noise.directions
     log_weights = np.log(weights_M) - 0.5 * (distances_MD**2 / noise.noise_variances).sum(1)

@@ -131,7 +131,7 @@ class _Run:
                 self._curve()
             self._say(f"{len(self._results['rows']) + 1}/{len(self._chosen)} {benchmark.name}")
             self._results["rows"].append(self._row(benchmark))
-            self._done(benchmark.weight)
+            self._advance(benchmark.weight)
         self._curve()
         self._results["finished"] = report.timestamp()
         report.write_results(self._out, self._results)
@@ -144,7 +144,7 @@ class _Run:
         self._say("curve of worlds, requests and contexts")
         self._workspace.forget_peers()
         concurrency.curve(self._workspace, self._keep_curve)
-        self._done(_CURVE_WEIGHT)
+        self._advance(_CURVE_WEIGHT)
 
     def _keep_curve(self, points: list[dict[str, object]]) -> None:
         self._results["curve"] = points
@@ -158,7 +158,7 @@ class _Run:
             notes.print(f"[red]wrong answer[/] in {benchmark.name}: {escape(str(error))}")
             return report.failed_row(benchmark, str(error), device_type)
 
-    def _done(self, weight: float) -> None:
+    def _advance(self, weight: float) -> None:
         self._done_weight += weight
         report.write_results(self._so_far, self._results)
 

@@ -1,4 +1,4 @@
-"""A process of its own whose growth is measured: load a run, read a prompt, report resident bytes as JSON.
+"""A separate process whose growth is measured: load a run, read a prompt, report resident bytes as JSON.
 
 Usage: python -m benchmarks.memory_probe RUN CONTEXT DTYPE THREADS
 """

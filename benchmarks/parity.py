@@ -1,4 +1,4 @@
-"""Is the answer right? GenerationRequest before any timing, since a fast wrong answer is an error.
+"""Parity checks before any timing, since a fast wrong answer is an error.
 
 The reference is the base model's own class with one world's adapter added by forward hooks, in plain `torch` products:
 no code is shared with what is measured. It is computed twice: in float32, which counts as exact, and in the type that
@@ -53,7 +53,7 @@ def require_close(what: str, ours: Floats, theirs: Floats, tolerance: float) -> 
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceLogits:
     """Next-token logits after one token sequence, at the exact public model's candidates.
 
     Row 0 is the public model, then come the compared worlds; `exact` in float32, `peer` in the type that is timed.
@@ -71,7 +71,7 @@ class Reference:
         adapters: StackedAdapters,
         tokens: Sequence[int],
         worlds: Sequence[int] | None = None,
-    ) -> "Reference":
+    ) -> "ReferenceLogits":
         """Run the base's own class over the tokens, bare and with the adapters of some worlds; a few by default."""
         worlds = few_worlds(adapters.num_adapters) if worlds is None else tuple(worlds)
         exact = _rows(workspace.exact_model, adapters, worlds, tokens)

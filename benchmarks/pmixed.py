@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from benchmarks import parity, pmixed_oracle
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import interleaved
+from benchmarks.timing import time_in_turn
 from benchmarks.workspace import Workspace
 from experiments.studies.pmixed import mixing_weights, projection_orders
 
@@ -26,13 +26,13 @@ def projection(workspace: Workspace) -> Measured:
     plain_N = pmixed_oracle.mixing_weights(experts_NV[:_EXPERTS_TIMED], public_V, _BETA, orders)
     ours_N = mixing_weights(experts_NV, public_V, _BETA, orders)
     parity.require_close("mixing weights", ours_N[:_EXPERTS_TIMED], plain_N, _TOLERANCE)
-    times = interleaved(
+    times = time_in_turn(
         lambda: mixing_weights(experts_NV, public_V, _BETA, orders),
         lambda: pmixed_oracle.mixing_weights(experts_NV[:_EXPERTS_TIMED], public_V, _BETA, orders),
         workspace.sizes.heavy_pairs,
     )
     notes = f"the plain way is timed on {_EXPERTS_TIMED} of {_NUM_EXPERTS} experts and scaled"
-    return Measured(times.scaled(1.0, _NUM_EXPERTS / _EXPERTS_TIMED), None, notes=notes)
+    return Measured(times.scale(1.0, _NUM_EXPERTS / _EXPERTS_TIMED), None, notes=notes)
 
 
 def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from benchmarks import limits
 from benchmarks.decoding import check_engine
 from benchmarks.peers import prefill
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import interleaved
+from benchmarks.timing import time_in_turn
 from benchmarks.workspace import Workspace
 from reticent.engine.engine import Engine
 
@@ -24,7 +24,7 @@ def prefill_top12(workspace: Workspace) -> Measured:
             prefill(workspace.model, prompt)
 
     rows = sizes.num_worlds + 1
-    times = interleaved(lambda: engine.open(prompt), separate, sizes.heavy_pairs, device=workspace.device).scaled(
+    times = time_in_turn(lambda: engine.open(prompt), separate, sizes.heavy_pairs, device=workspace.device).scale(
         denominator=rows / sizes.prefills_timed
     )
     shape = limits.StepShape(tokens=sizes.prefill, context=sizes.prefill, candidates=0)

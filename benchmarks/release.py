@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from benchmarks import full_space, parity
 from benchmarks.decoding import STEP_BUDGET
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import interleaved
+from benchmarks.timing import time_in_turn
 from benchmarks.workspace import Workspace
 from reticent.pac.calibration import active_votes, vote_weights
 from reticent.pac.gaussian import GaussianMechanism, log_likelihood, noise_covariance
@@ -44,9 +44,9 @@ def release_against_full_space(workspace: Workspace) -> Measured:
             onehot_MK = next(next_onehot)
             noise = full_space.calibrate(onehot_MK, prior.weights, STEP_BUDGET)
             _, noisy_K = full_space.release(onehot_MK, noise, 0, source)
-            full_space.updated_weights(prior.weights, onehot_MK, noise, noisy_K)
+            full_space.update_weights(prior.weights, onehot_MK, noise, noisy_K)
 
-    times = interleaved(ours, theirs, sizes.pairs).scaled(1 / sizes.releases_a_pair, 1 / full_releases)
+    times = time_in_turn(ours, theirs, sizes.pairs).scale(1 / sizes.releases_a_pair, 1 / full_releases)
     return Measured(times, None, notes="the limit is Python's and NumPy's calls, not operations or bytes")
 
 
@@ -60,7 +60,7 @@ def _votes(generator: np.random.Generator, active: int, num_worlds: int, num_can
 
 
 def _check(votes_M: NDArray[np.int64], num_candidates: int, generator: np.random.Generator) -> None:
-    """The noise of both forms has the same law, and the same draw gives the same posterior."""
+    """The noise of both forms has the same distribution, and the same draw gives the same posterior."""
     logs = generator.normal(size=votes_M.size)
     posterior = Posterior(logs - np.log(np.exp(logs).sum()))
     active_A, index_M = active_votes(votes_M)
@@ -80,7 +80,7 @@ def _check(votes_M: NDArray[np.int64], num_candidates: int, generator: np.random
     noisy_K = np.zeros(num_candidates)
     noisy_K[active_A] = noisy_A
     ours = posterior.updated(log_likelihood(calibration, index_M, noisy_A)).weights
-    theirs = full_space.updated_weights(posterior.weights, onehot_MK, full, noisy_K)
+    theirs = full_space.update_weights(posterior.weights, onehot_MK, full, noisy_K)
     moved = np.log(ours) - np.log(posterior.weights)
     expected = np.log(theirs) - np.log(posterior.weights)
     # The squared distances are some 10^4 times what they change, so the reference itself is good to a few digits.

@@ -100,7 +100,7 @@ def print_table(results: dict[str, Any], console: Console) -> None:
 
 
 def write_docs(results: dict[str, Any], path: Path) -> None:
-    """Replace what stands between the two marks of `docs/performance.md`.
+    """Replace the text between the two marks of `docs/performance.md`.
 
     Raises:
         InvalidValueError: the marks are not there.
@@ -110,7 +110,7 @@ def write_docs(results: dict[str, Any], path: Path) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise InvalidValueError(
-            f"{path} lacks the marks {BEGIN!r} and {END!r} between which the table stands; put them back"
+            f"{path} lacks the marks {BEGIN!r} and {END!r} between which the table is; restore them"
         )
     _replace(path, f"{before}{BEGIN}\n{markdown(results)}{END}{after}")
 

@@ -1,6 +1,6 @@
 """Row on the server: a token over HTTP with the ledger on disk, against the same token from the engine alone.
 
-Both sides compute on a thread of their own that does nothing else: threads differ in their pools for products and in
+Each side computes on its own thread that does nothing else: threads differ in their pools for products and in
 where their memory comes from, which can be worth more than the server costs. The engine alone on one such thread is
 then compared with itself on another: what that differs from 1 by, the row cannot tell apart.
 """
@@ -20,7 +20,7 @@ import uvicorn
 from benchmarks import parity
 from benchmarks.decoding import STEP_BUDGET, PrivateStream, start_of
 from benchmarks.rows import Benchmark, Measured
-from benchmarks.timing import interleaved
+from benchmarks.timing import time_in_turn
 from benchmarks.workspace import Workspace
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.engine.engine import Engine
@@ -67,7 +67,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(workspace: Workspace, engine: Engine, folder: Path) -> Iterator[Served]:
+def serve_engine(workspace: Workspace, engine: Engine, folder: Path) -> Iterator[Served]:
     """Serve an engine on a free port of the loopback interface, as `reticent serve` does."""
     tokenizer = workspace.base.load_tokenizer()
     # A token that ends the answer would leave the two sides unequal work.
@@ -77,7 +77,7 @@ def served(workspace: Workspace, engine: Engine, folder: Path) -> Iterator[Serve
         service = assemble(
             ServerSettings(_RUN_ID, decoding), _RUN_ID, int(time.time()), engine, tokenizer, ledger, ledger.database
         )
-        with _listening(service) as url, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        with _serve_on_free_port(service) as url, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
             yield Served(client, folder)
 
 
@@ -89,7 +89,7 @@ def server_overhead(workspace: Workspace) -> Measured:
     prompt = start_of(workspace, num_tokens)
     folder = workspace.scratch / "serving"
     folder.mkdir()
-    with served(workspace, engine, folder) as server, _own_thread() as first, _own_thread() as second:
+    with serve_engine(workspace, engine, folder) as server, _make_thread() as first, _make_thread() as second:
         text = _check_answer(workspace, engine, server, prompt)
 
         def over_http() -> None:
@@ -97,26 +97,26 @@ def server_overhead(workspace: Workspace) -> Measured:
 
         def alone_on(thread: ThreadPoolExecutor) -> Callable[[], None]:
             def answer() -> None:
-                # Nothing is returned, so that the caches are let go of on this thread too, as the server does.
-                _alone(workspace, engine, prompt)
+                # Nothing is returned, so that the caches are released on this thread too, as the server does.
+                _generate_alone(workspace, engine, prompt)
 
             return lambda: thread.submit(answer).result()
 
-        times = interleaved(over_http, alone_on(first), sizes.heavy_pairs)
-        control = interleaved(alone_on(second), alone_on(first), sizes.heavy_pairs)
+        times = time_in_turn(over_http, alone_on(first), sizes.heavy_pairs)
+        control = time_in_turn(alone_on(second), alone_on(first), sizes.heavy_pairs)
     notes = (
         "one client, greedy stream; client, server and engine share one process; the limit is a server for free; the "
         f"engine alone on one thread against itself on another: {control.ratio:.3f}, spread {control.spread:.3f}"
     )
     extra: dict[str, object] = {"control_ratio": control.ratio, "control_spread": control.spread}
-    return Measured(times.scaled(1 / num_tokens, 1 / num_tokens), 1.0, notes=notes, extra=extra)
+    return Measured(times.scale(1 / num_tokens, 1 / num_tokens), 1.0, notes=notes, extra=extra)
 
 
-def _own_thread() -> ThreadPoolExecutor:
+def _make_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-alone")
 
 
-def _alone(workspace: Workspace, engine: Engine, prompt: list[int]) -> PrivateStream:
+def _generate_alone(workspace: Workspace, engine: Engine, prompt: list[int]) -> PrivateStream:
     """The tokens of one answer from engine, votes and curator, with a store in memory."""
     stream = PrivateStream(engine, prompt, workspace.sizes.num_candidates)
     while len(stream.released) < workspace.sizes.answer_tokens:
@@ -126,7 +126,7 @@ def _alone(workspace: Workspace, engine: Engine, prompt: list[int]) -> PrivateSt
 
 def _check_answer(workspace: Workspace, engine: Engine, server: Served, prompt: list[int]) -> str:
     """The answer's text; raises `ParityError` unless the server says and charges what the engine alone does."""
-    alone = _alone(workspace, engine, prompt)
+    alone = _generate_alone(workspace, engine, prompt)
     parity.require(alone.dissent == 0, "worlds with equal adapters differ in their votes")
     expected: str = workspace.base.load_tokenizer().decode(alone.released, skip_special_tokens=True)
     num_tokens = len(alone.released)
@@ -142,7 +142,7 @@ def _keyring(folder: Path) -> Keyring:
 
 
 @contextlib.contextmanager
-def _listening(service: Service) -> Iterator[str]:
+def _serve_on_free_port(service: Service) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         app = create_app(service, drain_seconds=0)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))

@@ -105,7 +105,7 @@ def memory(workspace: Workspace) -> Measured:
 def _check_probe(workspace: Workspace, adapters: StackedAdapters, logits: list[list[float]]) -> None:
     """The process whose memory is measured must have computed the right thing; the public model comes first."""
     prompt = probe_prompt(workspace.sizes.memory_context, workspace.architecture.vocab_size)
-    reference = parity.Reference.compute(workspace, adapters, prompt)
+    reference = parity.ReferenceLogits.compute(workspace, adapters, prompt)
     reference.require_rows("the probe", np.array(logits)[:, reference.candidates_K])
 
 

@@ -19,7 +19,7 @@ Action = Callable[[], object]
 class Paired:
     """Times of a numerator and a denominator, taken in pairs, in milliseconds.
 
-    A single denominator stands for all pairs, where repeating it would take minutes. `centre` says whether the ratio is
+    A single denominator serves all pairs where repeating it would take minutes. `centre` says whether the ratio is
     of medians, or of means where the times of one stream differ by what each token needed.
     """
 
@@ -50,7 +50,7 @@ class Paired:
         first, _, third = statistics.quantiles(ratios, n=4, method="inclusive")
         return third - first
 
-    def scaled(self, numerator: float = 1.0, denominator: float = 1.0) -> "Paired":
+    def scale(self, numerator: float = 1.0, denominator: float = 1.0) -> "Paired":
         """The same with every time of a side multiplied, to compare times of different amounts of work."""
         return Paired(
             tuple(numerator * t for t in self.numerator_ms),
@@ -68,7 +68,7 @@ def measure_ms(action: Action, device: torch.device | None = None) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def interleaved(
+def time_in_turn(
     numerator: Action,
     denominator: Action,
     pairs: int,
@@ -90,7 +90,7 @@ def interleaved(
 
 
 def steps_before(pairs: int, warmup: int, run: int) -> float:
-    """Count the steps that `interleaved` has taken on each side before one that it counts, on average."""
+    """Count the steps that `time_in_turn` has taken on each side before one that it counts, on average."""
     uncounted = _num_uncounted(run)
     return warmup + (pairs - 1) / 2 * (uncounted + run) + uncounted + (run - 1) / 2
 

@@ -53,7 +53,7 @@ class PeftWorld:
 
     @torch.no_grad()
     def take(self, adapters: StackedAdapters, world: int = 0) -> None:
-        """Go on from the adapter of one world."""
+        """Continue from the adapter of one world."""
         for side, matrices in (("A", adapters.down), ("B", adapters.up)):
             for path, stacked in matrices.items():
                 self.parameters[_peft_name(path, side)].copy_(stacked[world])
@@ -88,7 +88,7 @@ def _peft_name(path: str, side: str) -> str:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class RandomCorpus:
     """Records of equal length, and how the trainer takes them: every world a batch a step."""
 
     texts: EncodedTexts
@@ -100,25 +100,25 @@ class Corpus:
         return self.records[torch.from_numpy(self.schedule.batch(step, slice(world, world + 1))[0])]
 
 
-def make_corpus(workspace: Workspace, num_worlds: int, num_steps: int) -> Corpus:
-    """Random records for so many steps, all of them in every world."""
+def make_corpus(workspace: Workspace, num_worlds: int, num_steps: int) -> RandomCorpus:
+    """Random records for `num_steps` steps, all of them in every world."""
     count, length = workspace.sizes.batch * num_steps, workspace.sizes.text_tokens + 1
     generator = torch.Generator().manual_seed(workspace.seed)
     records = torch.randint(workspace.architecture.vocab_size, (count, length), generator=generator)
     return _corpus(workspace, records, np.ones((count, num_worlds), dtype=np.bool_))
 
 
-def _corpus_apart(workspace: Workspace) -> Corpus:
+def _corpus_apart(workspace: Workspace) -> RandomCorpus:
     """A batch of records for each of two worlds, none of them in both."""
     batch, length = workspace.sizes.batch, workspace.sizes.text_tokens + 1
     members = np.arange(2 * batch)[:, None] // batch == np.arange(2)
     return _corpus(workspace, workspace.sample_texts(2 * batch, length), members)
 
 
-def _corpus(workspace: Workspace, records: torch.Tensor, members: NDArray[np.bool_]) -> Corpus:
+def _corpus(workspace: Workspace, records: torch.Tensor, members: NDArray[np.bool_]) -> RandomCorpus:
     count, length = records.shape
     texts = EncodedTexts(records.flatten().numpy(), np.arange(0, count * length + 1, length), 0)
-    return Corpus(texts, make_schedule(members, workspace.sizes.batch, 1, workspace.seed), records)
+    return RandomCorpus(texts, make_schedule(members, workspace.sizes.batch, 1, workspace.seed), records)
 
 
 def make_trainer(workspace: Workspace, texts: EncodedTexts, top: int | None) -> MultiWorldTrainer:
@@ -144,7 +144,7 @@ def train(workspace: Workspace, top: int | None, peer_dtype: torch.dtype | None 
     full_depth = make_trainer(workspace, corpus.texts, None).initial_adapters(1)
     _check(workspace, top)
     peer, peer_words = _peer(workspace, full_depth, peer_dtype, corpus)
-    times = _alternating(workspace, trainer, corpus, peer, num_worlds)
+    times = _alternate_steps(workspace, trainer, corpus, peer, num_worlds)
     tokens = sizes.batch * sizes.text_tokens
     # A record's trunk is computed once for the m/2 worlds that hold it.
     held_by = sizes.num_worlds / 2
@@ -165,7 +165,7 @@ def train(workspace: Workspace, top: int | None, peer_dtype: torch.dtype | None 
 
 
 def _peer(
-    workspace: Workspace, initial: StackedAdapters, dtype: torch.dtype | None, corpus: Corpus
+    workspace: Workspace, initial: StackedAdapters, dtype: torch.dtype | None, corpus: RandomCorpus
 ) -> tuple[PeftWorld, str]:
     """PEFT's float32 default if a type is given, else the fastest of its ways in the benchmark's type."""
     if dtype is not None:
@@ -184,8 +184,8 @@ def _peer(
     return fastest, f"{words}, the fastest of {len(took)} ways"
 
 
-def _alternating(
-    workspace: Workspace, trainer: MultiWorldTrainer, corpus: Corpus, peer: PeftWorld, num_worlds: int
+def _alternate_steps(
+    workspace: Workspace, trainer: MultiWorldTrainer, corpus: RandomCorpus, peer: PeftWorld, num_worlds: int
 ) -> Paired:
     """(peer, ours) a step in turn; the first pair is a warm-up."""
     theirs: list[float] = []
@@ -242,8 +242,8 @@ def _check(workspace: Workspace, top: int | None) -> None:
     trainer.trunk.compute(lambda _: None)
     observed = _Observed(workspace, start)
     trained = trainer.train(corpus.schedule, slice(0, 2), observed, lambda _: None, fuse=workspace.fuse)
-    losses, exact = _of_peft(workspace, start, corpus, torch.float32)
-    _, peer = _of_peft(workspace, start, corpus, workspace.dtype)
+    losses, exact = _compute_by_peft(workspace, start, corpus, torch.float32)
+    _, peer = _compute_by_peft(workspace, start, corpus, workspace.dtype)
     parity.require_close("a step's loss", trained.last_epoch_loss, losses, _LOSS_TOLERANCE[workspace.dtype])
     for side, ours in observed.gradients.items():
         names = [f"gradient of {side}, world {world}" for world in range(2)]
@@ -258,8 +258,8 @@ def _check(workspace: Workspace, top: int | None) -> None:
         )
 
 
-def _of_peft(
-    workspace: Workspace, start: StackedAdapters, corpus: Corpus, dtype: torch.dtype
+def _compute_by_peft(
+    workspace: Workspace, start: StackedAdapters, corpus: RandomCorpus, dtype: torch.dtype
 ) -> tuple[Doubles, dict[str, Doubles]]:
     """Each world's loss and its gradients of A and of B as PEFT computes them, clipped as Reticent clips them."""
     peft = PeftWorld(workspace, start, dtype, autocast=False)

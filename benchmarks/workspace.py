@@ -19,7 +19,7 @@ from reticent.text.template import EncodedText, TextTemplate, encode
 
 _LAYERS_OF_REFERENCE = 30
 _DISTINCT = 0.03
-"""Standard deviation of B's entries with which worlds stand out against bfloat16's rounding."""
+"""Standard deviation of B's entries at which worlds differ by more than bfloat16's rounding."""
 ALIKE = 0.01
 """One with which they mostly agree on the next token, as trained worlds do."""
 
@@ -123,7 +123,7 @@ class Workspace:
         return batched_decoder(self.model)
 
     def forget_peers(self) -> None:
-        """Let go of models that later measurements do not need, where these need the memory."""
+        """Release models that later measurements do not need, where these need the memory."""
         self.kept.clear()
         self.__dict__.pop("exact_model", None)
 
@@ -138,7 +138,7 @@ class Workspace:
         return machine.measure(self.dtype, self.device, self.sizes.num_worlds + 1, quick=self.smoke)
 
     def top(self, count: int) -> int:
-        """So many of 30 blocks, or as large a share of another base's."""
+        """Number of adapted blocks: of 30, or the same share of another base's."""
         return max(1, count * len(self.architecture.layers) // _LAYERS_OF_REFERENCE)
 
     def adapters(

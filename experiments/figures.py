@@ -1,4 +1,4 @@
-"""Figures of a report as files of their own, for Markdown that is read beside them."""
+"""Figures of a report as separate files, for Markdown that is read beside them."""
 
 import re
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def figures_as_files(blocks: Sequence[Block], stem: str, first: int = 1) -> tupl
 
 
 def standalone_svg(figure: Figure, identifier: str) -> str:
-    """A figure as a file of its own, with the colours of the reports, light and dark."""
+    """A figure as a separate file, with the colours of the reports, light and dark."""
     sheet = resources.files("reticent.reports").joinpath("templates/report.css").read_text("utf-8")
     palette = sheet.partition("* {")[0]
     style = f"<style>{palette}svg {{ color: var(--ink); font-family: system-ui, sans-serif; }}</style>"

@@ -5,7 +5,7 @@ import sys
 from experiments.pac.common import Experiment, run_script
 from experiments.pac.planted import Planted
 from experiments.pac.results import Findings
-from experiments.studies.canary import CanarySettings, CanaryStudy, canary_study
+from experiments.studies.canary import CanaryStudy, CanaryStudySettings, canary_study
 from reticent.decoding.votes import Decoder
 from reticent.reports.evaluation import budget_text, cell
 from reticent.reports.model import IntervalChart, Table
@@ -19,7 +19,7 @@ LEARNT = 0.5
 def measure(experiment: Experiment) -> Findings:
     """Emission of planted canaries by every way of choosing tokens, with either decoder."""
     planted = Planted(experiment)
-    settings = CanarySettings(
+    settings = CanaryStudySettings(
         budgets=BUDGETS, num_deployments=planted.sizes.num_deployments, seed=experiment.settings.seed
     )
     studies = [canary_study(planted.canary_votes, decoder, planted.canary_texts, settings) for decoder in Decoder]
@@ -60,7 +60,7 @@ def _table(study: CanaryStudy) -> Table:
             )
             for row in study.rows
         ),
-        note=f"{study.num_canaries} planted canaries, {study.num_prompts} answers each with coins of their own, "
+        note=f"{study.num_canaries} planted canaries, {study.num_prompts} answers each with different coins, "
         f"{study.num_deployments} deployments an answer. Greedily, {study.learnt_with:.0%} of the worlds that hold a "
         f"canary know it by heart, and {study.learnt_without:.0%} of the others. Advantage: rate of worlds that hold "
         "it less rate of those that do not. Intervals: 95 %, over deployments, for these canaries and coins.",

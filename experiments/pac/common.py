@@ -7,7 +7,7 @@ Everything costly is made once under `--work` and taken from there by every late
     WORK/SIZE/DOMAIN/runs/      run directories, named by what they are and a hash of their settings
     WORK/SIZE/DOMAIN/votes/     votes, named alike
 
-Interrupted work goes on where it stopped when the same command is given again. Results go to `--out`:
+Interrupted work resumes where it stopped when the same command is given again. Results go to `--out`:
 NAME-DOMAIN.json, .md and .svg.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from experiments.pac.operating_point import OperatingPoint, read_operating_point
-from experiments.pac.results import Findings, Header, write_file, write_findings
+from experiments.pac.results import Findings, ResultHeader, write_file, write_findings
 from experiments.pac.settings import SETTINGS, TINY, Domain, Settings, Size
 from experiments.pac.sources import makers
 from reticent._files import json_lines, sha256_of_file
@@ -54,7 +54,7 @@ _MEMBERSHIP_SEED = 0
 
 
 @dataclass(frozen=True)
-class Texts:
+class DomainTexts:
     """The texts of one domain, in parts that have no text and no near-duplicate in common.
 
     Attributes:
@@ -137,7 +137,7 @@ class Experiment:
         return batched_decoder(self.base.load(self.dtype))
 
     @cached_property
-    def texts(self) -> Texts:
+    def texts(self) -> DomainTexts:
         """All texts, drawn once."""
         counts = self.settings.counts
         sizes = (counts.corpus, counts.validation, counts.test, counts.spare)
@@ -145,7 +145,7 @@ class Experiment:
             self.settings.sources[self.domain], sum(sizes), self.folder / "texts", self.data, makers(self.data)
         )
         drawn = iter([record.text for record in read_corpus(prepared.corpus).records])
-        return Texts(*(tuple(next(drawn) for _ in range(size)) for size in sizes))
+        return DomainTexts(*(tuple(next(drawn) for _ in range(size)) for size in sizes))
 
     @property
     def records(self) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class Experiment:
         training: TrainingSettings,
         assignment: Assignment = Assignment.OVERLAPPING,
     ) -> RunDirectory:
-        """Worlds on some texts, built, resumed or found; overlapping unless told otherwise."""
+        """Worlds on some texts, built, resumed or found; overlapping unless another assignment is given."""
         corpus = self.corpus_file(name, texts)
         identity = {
             "corpus": sha256_of_file(corpus),
@@ -206,7 +206,7 @@ class Experiment:
         return TeacherForcing(self.decoder, run.worlds(), run.full() if FULL_NAME in run.manifest.files else None)
 
     def tokens(self, texts: Sequence[str], max_tokens: int | None = None) -> list[list[int]]:
-        """The token ids of texts, cut as in training unless told otherwise."""
+        """The token ids of texts, cut as in training unless another limit is given."""
         encoded = encode_texts(self.tokenizer, texts, max_tokens or self.settings.training.max_tokens)
         starts = encoded.offsets
         return [encoded.tokens[start:stop].tolist() for start, stop in pairwise(starts)]
@@ -232,9 +232,9 @@ class Experiment:
         request = CastingRequest(self.tokens(texts, max_tokens), hashes, identity, folder)
         return cast_vote_tensor(self.forcing(run), request, votes, self.progress, resume=True)
 
-    def header(self) -> Header:
+    def header(self) -> ResultHeader:
         """The header of a result."""
-        return Header.now(
+        return ResultHeader.now(
             name=self.name,
             command=self.command,
             size=self.settings.size.value,

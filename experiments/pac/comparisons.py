@@ -43,7 +43,7 @@ class Comparison:
     because: str
 
     def verdict(self, ours: Ours) -> str:
-        """True if ours agrees, and if not why it may differ."""
+        """Whether ours agrees, and the reason why it may differ if not."""
         if ours.low <= self.high and ours.high >= self.low:
             return AGREES
         return f"{'higher' if ours.low > self.high else 'lower'}: {self.because}"
@@ -219,7 +219,7 @@ COMPARISONS: Sequence[Comparison] = (
         "4,096 tokens are charged one nat, and dissent lets its own share of that out; the bound is 33.7 %",
     ),
     Comparison(
-        "leakage", "share of the charge that is told, greedy, b up to 2^-16", "17.0 to 18.8 %", 0.170, 0.188,
+        "leakage", "share of the charge that is leaked, greedy, b up to 2^-16", "17.0 to 18.8 %", 0.170, 0.188,
         _leakage("share_of_charge"), "the share is the dissent rate, and worlds dissent at another rate here",
     ),
     Comparison(

@@ -17,7 +17,7 @@ from reticent.pac.mechanism import ReleaseMechanism
 
 
 @dataclass(frozen=True)
-class Deployments:
+class SimulatedDeployments:
     """Final states of deployments of one decoder, mechanism and budget."""
 
     decoder: Decoder
@@ -25,7 +25,7 @@ class Deployments:
     outcomes: SessionOutcomes
 
 
-def deployments(experiment: Experiment) -> Iterator[Deployments]:
+def deployments(experiment: Experiment) -> Iterator[SimulatedDeployments]:
     """All combinations, by decoder, mechanism and falling budget."""
     combinations = [
         (decoder, mechanism, budget)
@@ -35,7 +35,7 @@ def deployments(experiment: Experiment) -> Iterator[Deployments]:
     ]
     for number, (decoder, mechanism, budget) in enumerate(combinations, start=1):
         experiment.progress.note(f"deployments {number}/{len(combinations)}: {decoder}, {mechanism}, {budget:.3g} nats")
-        yield Deployments(decoder, mechanism, _outcomes(experiment, decoder, mechanism, budget))
+        yield SimulatedDeployments(decoder, mechanism, _outcomes(experiment, decoder, mechanism, budget))
 
 
 def _outcomes(experiment: Experiment, decoder: Decoder, mechanism: ReleaseMechanism, budget: float) -> SessionOutcomes:

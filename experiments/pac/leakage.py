@@ -39,7 +39,7 @@ def _table(rows: list[Leakage]) -> Table:
             for row in rows
         ),
         note=f"{first.num_sessions:,} deployments each. A unanimous token is charged and tells nothing, so for small "
-        "budgets the share is the dissent rate; for large ones the prior's entropy is all that can be told. "
+        "budgets the share is the dissent rate; for large ones the prior's entropy is all that can be learnt. "
         "Intervals: 95 %, over deployments.",
     )
 
@@ -59,7 +59,7 @@ def _chart(rows: list[Leakage]) -> LineChart:
     dissent = tuple(row.dissent.value for row in ordered)
     series.append(Series(label="dissent rate", x=tuple(row.step_budget for row in ordered), y=dissent))
     return LineChart(
-        title=f"Share of the charge that is told, {rows[0].decoder} votes",
+        title=f"Share of the charge that is leaked, {rows[0].decoder} votes",
         description="Measured information as a share of the charge against the budget, and the dissent rate",
         x_label="nats a token",
         y_label="share",

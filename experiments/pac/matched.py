@@ -25,7 +25,7 @@ from experiments.pac.experts import (
     spread_places,
     target_probabilities,
 )
-from experiments.pac.matched_blocks import Ceilings, Setting, matched_blocks
+from experiments.pac.matched_blocks import Ceilings, MatchedSetting, matched_blocks
 from experiments.pac.pmixed_choice import Choice, choose
 from experiments.pac.results import Findings
 from experiments.studies.matched import (
@@ -51,7 +51,7 @@ _OUTSIDE = 1.0 + 1e-6
 
 
 def measure(experiment: Experiment) -> Findings:
-    """ChooseDraft on validation texts, measure on test texts."""
+    """Choose on validation texts, measure on test texts."""
     sizes = experiment.settings.matched
     bound = attack_success(TOTAL_NATS, MEMBERSHIP_PRIOR)
     choices = choose(experiment, bound)
@@ -64,7 +64,7 @@ def measure(experiment: Experiment) -> Findings:
         for horizon in sizes.horizons:
             experiment.progress.note(f"PAC, {mechanism}, {horizon:,} tokens")
             rows.append(_pac_row(experiment, test, pac, mechanism, horizon))
-    setting = Setting(
+    setting = MatchedSetting(
         bound=bound,
         total_nats=TOTAL_NATS,
         positions=len(places),
@@ -209,13 +209,10 @@ class _Pac:
         """The probability of the next token under a noiseless world, at each place."""
         return np.array([noiseless_probability(*pair) for pair in zip(self.scores, self.targets, strict=True)])
 
-    def released(self, release: ReleaseMechanism, step_budget: float, num_draws: int, seed: int) -> Floats:
-        """The probability that it is released, at each place."""
-        mechanism, noise, generator = (
-            mechanism_for(release, step_budget),
-            SeededNoise(seed),
-            np.random.default_rng(seed),
-        )
+    def release_probabilities(self, release: ReleaseMechanism, step_budget: float, num_draws: int, seed: int) -> Floats:
+        """The probability of releasing the next token, at each place."""
+        mechanism = mechanism_for(release, step_budget)
+        noise, generator = SeededNoise(seed), np.random.default_rng(seed)
         return np.array(
             [
                 pac_probability(scores_MK, target, mechanism, generator, noise, num_draws)
@@ -257,7 +254,7 @@ def _pmixed_row(test: _Test, choice: Choice) -> MatchedRow:
 def _pac_row(experiment: Experiment, test: _Test, pac: _Pac, mechanism: ReleaseMechanism, horizon: int) -> MatchedRow:
     step_budget = TOTAL_NATS / horizon
     draws, seed = experiment.settings.matched.num_draws, experiment.settings.seed
-    released_P = pac.released(mechanism, step_budget, draws, seed)
+    released_P = pac.release_probabilities(mechanism, step_budget, draws, seed)
     return MatchedRow(
         method=mechanism.value,
         horizon=horizon,

@@ -21,7 +21,7 @@ class Ceilings(FiniteModel):
 
 
 @dataclass(frozen=True)
-class Setting:
+class MatchedSetting:
     """The setting that tables state: the bound, the total in nats, positions, passes over a shard, sizes, and m."""
 
     bound: float
@@ -33,7 +33,7 @@ class Setting:
 
 
 def matched_blocks(
-    rows: Sequence[MatchedRow], one_order: Sequence[OneOrderRow], ceilings: Ceilings, setting: Setting
+    rows: Sequence[MatchedRow], one_order: Sequence[OneOrderRow], ceilings: Ceilings, setting: MatchedSetting
 ) -> tuple[Block, ...]:
     """All blocks, in order."""
     return (
@@ -50,7 +50,7 @@ def matched_blocks(
     )
 
 
-def _table(rows: Sequence[MatchedRow], setting: Setting) -> Table:
+def _table(rows: Sequence[MatchedRow], setting: MatchedSetting) -> Table:
     sizes = setting.sizes
     return Table(
         name="matched",
@@ -87,7 +87,7 @@ def _no_radius(rows: Sequence[MatchedRow]) -> str:
     )
 
 
-def _ceilings_table(ceilings: Ceilings, setting: Setting) -> Table:
+def _ceilings_table(ceilings: Ceilings, setting: MatchedSetting) -> Table:
     epochs = ", ".join(f"{count} shards: {passes}" for count, passes in setting.shard_epochs.items())
     return Table(
         name="ceilings",

@@ -28,7 +28,7 @@ class PlantedSizes:
         repetitions: copies of each, one privacy unit.
         num_worlds: m. num_shards: N, disjoint shards for PMixED.
         epochs, learning_rate, max_tokens: hard enough that worlds learn a canary by heart.
-        num_prompts: answers asked for each canary, with coins of their own.
+        num_prompts: answers asked for each canary, each with other coins.
         num_deployments: secrets and noise draws for each.
     """
 

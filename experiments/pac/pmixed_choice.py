@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from experiments.pac.common import Experiment
 from experiments.pac.experts import AtTarget, opinions, spread_places, target_probabilities
 from experiments.pac.radii import Radii
-from experiments.studies.matched import WeightTable, selected
+from experiments.studies.matched import WeightTable, select_best
 from experiments.studies.pmixed import PMixedSettings, mixing_weights, projection_orders
 from experiments.studies.pmixed_calibration import Reading
 
@@ -54,7 +54,7 @@ def choose(experiment: Experiment, target_success: float) -> list[Choice]:
                 for rate in sizes.sampling_rates
                 for order in sizes.max_orders
             ]
-            choices.append(Choice(horizon, reading, selected(candidates, held_out)[0]))
+            choices.append(Choice(horizon, reading, select_best(candidates, held_out)[0]))
     return choices
 
 

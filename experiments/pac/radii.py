@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.pac.results import write_file
 from experiments.studies.pmixed import PMixedSettings
-from experiments.studies.pmixed_calibration import DELTA, Reading, calibrated
+from experiments.studies.pmixed_calibration import DELTA, Reading, calibrate_pmixed
 
 
 class Radii:
@@ -24,10 +24,10 @@ class Radii:
     def settings(
         self, num_shards: int, sampling_rate: float, max_order: int, horizon: int, reading: Reading
     ) -> PMixedSettings:
-        """The settings with the largest radius that meets the target over so many tokens."""
+        """The settings with the largest radius that meets the target over `horizon` tokens."""
         key = f"{num_shards} {sampling_rate!r} {max_order} {horizon} {reading} {self._target!r} {DELTA!r}"
         if key not in self._known:
-            found = calibrated(num_shards, sampling_rate, max_order, horizon, self._target, reading)
+            found = calibrate_pmixed(num_shards, sampling_rate, max_order, horizon, self._target, reading)
             self._known[key] = found.beta
             write_file(self._path, json.dumps(self._known, indent=2).encode())
         return PMixedSettings(num_shards, sampling_rate, max_order, self._known[key])

@@ -19,7 +19,7 @@ from reticent.reports.audit import flatten_details
 from reticent.reports.model import Block, Facts, Report, Section
 
 
-class Header(FiniteModel):
+class ResultHeader(FiniteModel):
     """The origin of a result, and what repeats it."""
 
     name: str
@@ -33,7 +33,7 @@ class Header(FiniteModel):
     machine: dict[str, Any]
 
     @classmethod
-    def now(cls, *, name: str, command: str, seed: int, size: str, domain: str, **setting: Any) -> "Header":
+    def now(cls, *, name: str, command: str, seed: int, size: str, domain: str, **setting: Any) -> "ResultHeader":
         """The header of a result that is measured here and now."""
         return cls(
             name=name,
@@ -65,7 +65,7 @@ class Findings:
     warnings: tuple[str, ...] = ()
 
 
-def write_findings(out: Path, header: Header, findings: Findings) -> list[Path]:
+def write_findings(out: Path, header: ResultHeader, findings: Findings) -> list[Path]:
     """Write NAME-DOMAIN.json, .md, and an .svg for each figure (-2, -3 … after the first); returns their paths.
 
     Raises:
@@ -109,7 +109,7 @@ def write_file(path: Path, data: bytes) -> None:
     atomic_write_bytes(path, data)
 
 
-def _page(header: Header, findings: Findings, blocks: tuple[Block, ...]) -> str:
+def _page(header: ResultHeader, findings: Findings, blocks: tuple[Block, ...]) -> str:
     facts = [("command", header.command), ("revision", header.revision or "none"), ("seed", str(header.seed))]
     facts += [("size", header.size), ("domain", header.domain)]
     facts += [(f"setting: {name}", value) for name, value in flatten_details(header.setting)]

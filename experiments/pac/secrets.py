@@ -12,11 +12,11 @@ from experiments.pac.common import Experiment, run_script
 from experiments.pac.planted import Planted
 from experiments.pac.results import Findings
 from experiments.pac.settings import TINY, Size
-from experiments.studies.canary import CanarySettings, canary_study, count_single_emissions, emission_row
+from experiments.studies.canary import CanaryStudySettings, canary_study, count_single_emissions, emission_row
 from experiments.studies.matched_dpsgd import MatchedPrivacy, match_privacy
 from experiments.studies.model_votes import votes_of_model
 from experiments.studies.pmixed import PMixedSettings
-from experiments.studies.pmixed_calibration import Reading, calibrated
+from experiments.studies.pmixed_calibration import Reading, calibrate_pmixed
 from experiments.studies.pmixed_release import release_pmixed
 from experiments.studies.reference_model import token_log_probabilities
 from experiments.studies.secrets import Candidates, SecretsCell, SecretsRow, SecretsSettings, model_row, secrets_rows
@@ -61,7 +61,7 @@ SIZES: Mapping[Size, SecretsSizes] = {
 
 def measure(experiment: Experiment) -> Findings:
     """Attack every protection for each of the three secrets."""
-    study = _Study(experiment)
+    study = _SecretsStudy(experiment)
     rows = [*study.voting_rows(), *study.matched_rows()]
     blind = study.blind()
     warnings = [] if not blind.beats_chance else [_BLIND.format(blind.auc.value)]
@@ -86,7 +86,7 @@ _BLIND = (
 )
 
 
-class _Study:
+class _SecretsStudy:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, self.planted = experiment, Planted(experiment)
         self.sizes = SIZES[experiment.settings.size]
@@ -114,7 +114,7 @@ class _Study:
             self.planted.canary_votes,
             DECODER,
             self.planted.canary_texts,
-            CanarySettings(BUDGETS, num_deployments=self.planted.sizes.num_deployments, seed=self.seed),
+            CanaryStudySettings(BUDGETS, num_deployments=self.planted.sizes.num_deployments, seed=self.seed),
         )
         settings = SecretsSettings(
             budgets=BUDGETS,
@@ -161,7 +161,9 @@ class _Study:
     def _pmixed_rows(self, targets: Mapping[float, float]) -> list[SecretsRow]:
         num_tokens = self.candidates.tensor.num_positions
         settings = [
-            calibrated(self.planted.sizes.num_shards, _SAMPLING_RATE, _MAX_ORDER, num_tokens, target, Reading.TIGHT)
+            calibrate_pmixed(
+                self.planted.sizes.num_shards, _SAMPLING_RATE, _MAX_ORDER, num_tokens, target, Reading.TIGHT
+            )
             for target in targets.values()
         ]
         self.experiment.progress.note("releasing with PMixED")
@@ -247,7 +249,7 @@ def _make_cell(cell: SecretsCell) -> TableCell:
     return cell.estimate if cell.estimate is not None else cell.reason
 
 
-def _table(rows: Sequence[SecretsRow], study: _Study) -> Table:
+def _table(rows: Sequence[SecretsRow], study: _SecretsStudy) -> Table:
     planted, num_tokens = study.planted.sizes, study.candidates.tensor.num_positions
     num_members, num_records = int(study.members_I.sum()), study.members_I.size
     return Table(
@@ -287,7 +289,7 @@ def _chart(rows: Sequence[SecretsRow]) -> IntervalChart:
             shown.append((name, row.corpus_auc.estimate))
     return IntervalChart(
         title="Was this record in the corpus at all?",
-        description="AUC of the attack by chosen prompts for every protection; one half is a blind guess",
+        description="AUC of the attack by chosen prompts for every protection; one half is chance",
         x_label="AUC",
         rows=tuple(shown),
         reference=0.5,

@@ -51,7 +51,7 @@ class TextCounts:
 
 @dataclass(frozen=True)
 class SessionSizes:
-    """Deployments of composition and leakage: R sessions of so many queries of so many tokens."""
+    """Deployments of composition and leakage: R sessions, each of a number of queries of equal length."""
 
     num_sessions: int = 1024
     num_queries: int = 64
@@ -90,7 +90,7 @@ class MatchedSizes:
         horizons: T.
         selection_positions, test_positions: positions of held-out and of test texts; each costs every expert's
             projection, some milliseconds.
-        order_positions: positions at which the ball at one order is held against the ball at all orders.
+        order_positions: positions at which the ball at one order is compared with the ball at all orders.
         num_draws: coins and noise draws behind PAC's accuracy at a position.
         largest_shard_epochs: an expert trains for as many steps as a world does, but passes no more often over a shard.
     """

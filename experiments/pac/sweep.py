@@ -74,7 +74,7 @@ def measure(experiment: Experiment) -> Findings:
     for number, point in enumerate(points, start=1):
         experiment.progress.note(f"run {number}/{len(points)}: {point}")
         rows.append(_row(experiment, point))
-    best = chosen(rows)
+    best = choose_row(rows)
     size, domain = experiment.settings.size.value, experiment.domain.value
     operating_point = OperatingPoint(
         learning_rate=best.learning_rate,
@@ -113,7 +113,7 @@ def sweep_points(experiment: Experiment) -> Iterator[Point]:
         yield replace(centre, factor="worlds", num_worlds=worlds)
 
 
-def chosen(rows: list[SweepRow]) -> SweepRow:
+def choose_row(rows: list[SweepRow]) -> SweepRow:
     """The run that the rule chooses."""
     free = [row for row in rows if row.factor in _FREE]
     return max(free, key=lambda row: (row.accuracy[Decoder.GUMBEL].value, -row.tokens_trained))
@@ -148,7 +148,7 @@ def _row(experiment: Experiment, point: Point) -> SweepRow:
         accuracy={
             name: _find_release_row(result, ReleaseMechanism.GAUSSIAN).accuracy for name, result in found.items()
         },
-        kept={name: _shares_kept(result) for name, result in found.items()},
+        kept={name: _compute_shares_kept(result) for name, result in found.items()},
     )
 
 
@@ -156,7 +156,7 @@ def _find_release_row(result: Utility, mechanism: ReleaseMechanism) -> UtilityRo
     return next(row for row in result.rows if row.method == mechanism.value)
 
 
-def _shares_kept(result: Utility) -> dict[str, Mean | None]:
+def _compute_shares_kept(result: Utility) -> dict[str, Mean | None]:
     methods = ("gaussian", "mixture", "plurality", "full-data")
     return {row.method: row.kept for row in result.rows if row.method in methods}
 

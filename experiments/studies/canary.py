@@ -1,6 +1,6 @@
 """Forced memorisation: who repeats a planted canary, and what the repetition tells about the realised world.
 
-A canary stands in the corpus so often that every world that holds it learns it by heart. Its prefix is the prompt. A
+A canary occurs in the corpus so often that every world that holds it learns it by heart. Its prefix is the prompt. A
 whole secret is emitted exactly where each of its tokens is released after those before it, so teacher-forced votes at
 the secret's positions give the emission of free-running answers without loss: after a first miss there is nothing left
 to emit.
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from experiments.studies.releases import Deployments, release_by_control, release_by_mechanism, release_noiseless
+from experiments.studies.releases import ReleasedTokens, release_by_control, release_by_mechanism, release_noiseless
 from reticent import _validate
 from reticent._settings import FiniteModel
 from reticent.auditing.canaries.planting import Canary
@@ -43,7 +43,7 @@ from reticent.text.tokenise import whole_documents
 
 @dataclass(frozen=True)
 class CanaryTexts:
-    """Canaries as token sequences, each asked for once or more, with coins of its own each time.
+    """Canaries as token sequences, each asked for once or more, each time with other coins.
 
     Attributes:
         tokens: prefix and secret of each text.
@@ -80,7 +80,7 @@ def canary_texts(
         num_prompts: how often each is asked for, with fresh coins.
 
     Raises:
-        InvalidValueError: a secret has no tokens of its own behind the prefix, or shapes disagree.
+        InvalidValueError: a secret adds no token to the prefix, or shapes disagree.
     """
     _validate.integer_in_range("num_prompts", num_prompts, 1)
     if len(canaries) != len(members_CM) or not canaries:
@@ -162,7 +162,7 @@ class CanaryStudy(FiniteModel):
 
 
 @dataclass(frozen=True)
-class CanarySettings:
+class CanaryStudySettings:
     """Settings of the comparison.
 
     Attributes:
@@ -199,7 +199,7 @@ class Emissions:
 
 
 def canary_study(
-    tensor: VoteTensor, decoder: Decoder, texts: CanaryTexts, settings: CanarySettings | None = None
+    tensor: VoteTensor, decoder: Decoder, texts: CanaryTexts, settings: CanaryStudySettings | None = None
 ) -> CanaryStudy:
     """Measure emission on the votes of canary texts.
 
@@ -212,7 +212,7 @@ def canary_study(
     Raises:
         InvalidValueError: the tensor is of other texts or another number of worlds, or nothing was planted.
     """
-    settings = settings or CanarySettings()
+    settings = settings or CanaryStudySettings()
     _check(tensor, texts)
     votes_NM = tensor.votes(decoder).worlds_NM
     models = {"public": tensor.votes(decoder).public_N}
@@ -281,23 +281,23 @@ def emission_row(method: str, emissions: Emissions, texts: CanaryTexts, step_bud
     )
 
 
-_Release = Callable[[NDArray[np.int64], NDArray[np.int64], int], Deployments]
+_Release = Callable[[NDArray[np.int64], NDArray[np.int64], int], ReleasedTokens]
 """From a secret's votes [P, M], secrets [R] and a text's number to what was released."""
 
 
-def _releases(settings: CanarySettings) -> list[tuple[str, float | None, _Release]]:
+def _releases(settings: CanaryStudySettings) -> list[tuple[str, float | None, _Release]]:
     found: list[tuple[str, float | None, _Release]] = [
         ("noiseless", None, lambda votes_PM, secrets_R, text: release_noiseless(votes_PM, secrets_R))
     ]
 
     def by_control(control: Control) -> _Release:
-        def release(votes_PM: NDArray[np.int64], secrets_R: NDArray[np.int64], text: int) -> Deployments:
+        def release(votes_PM: NDArray[np.int64], secrets_R: NDArray[np.int64], text: int) -> ReleasedTokens:
             return release_by_control(votes_PM, control, secrets_R, np.random.default_rng([settings.seed, 1, text]))
 
         return release
 
     def by_mechanism(mechanism: ReleaseMechanism, budget: float) -> _Release:
-        def release(votes_PM: NDArray[np.int64], secrets_R: NDArray[np.int64], text: int) -> Deployments:
+        def release(votes_PM: NDArray[np.int64], secrets_R: NDArray[np.int64], text: int) -> ReleasedTokens:
             seed = int(np.random.default_rng([settings.seed, 2, text]).integers(2**62))
             return release_by_mechanism(votes_PM, mechanism, budget, secrets_R, SeededNoise(seed))
 
@@ -314,7 +314,7 @@ def _count_emissions(
     tensor: VoteTensor,
     texts: CanaryTexts,
     votes_NM: NDArray[np.integer],
-    settings: CanarySettings,
+    settings: CanaryStudySettings,
     release: _Release,
 ) -> Emissions:
     shares, held = [], []

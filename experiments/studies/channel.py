@@ -62,7 +62,7 @@ def token_channel(calibration: Calibration | MixtureCalibration) -> NDArray[np.f
             [_winning_probabilities(calibration, token) for token in range(calibration.num_active)], 1
         )
     else:
-        channel_AA = _likelihood_weighted(calibration)
+        channel_AA = _weight_by_likelihood(calibration)
     channel_AA /= channel_AA.sum(axis=1, keepdims=True)
     return channel_AA
 
@@ -188,7 +188,7 @@ def _largest_shift(calibration: Calibration) -> float:
     return float((calibration.centred_votes**2 @ (1.0 / calibration.noise_variances)).max())
 
 
-def _likelihood_weighted(calibration: Calibration) -> NDArray[np.float64]:
+def _weight_by_likelihood(calibration: Calibration) -> NDArray[np.float64]:
     """The channel from draws around the mean vote, each weighted by its likelihood under every vote.
 
     P(y | c) = E[1{argmax R = y} exp(m_c · g − |m_c|² / 2)], R = q + U √e g, with m_c the centred vote in units of the

@@ -1,4 +1,4 @@
-"""Was this record in the corpus at all? An attacker who knows the text asks for its continuation, token after token.
+"""Attack on membership in the corpus: an attacker who knows a text asks for its continuation, token after token.
 
 Chosen prompts: every beginning of the candidate record, answered by one token each. Where the deployment answers with
 the record's own next token more often than the public model would, and above all where the public model is surprised by
@@ -123,7 +123,7 @@ def corpus_attack(scores_RI: NDArray[np.float64], members_I: NDArray[np.bool_], 
 
 
 def mean_wins(members_RI: NDArray[np.float64], others_RJ: NDArray[np.float64]) -> NDArray[np.float64]:
-    """In what share of deployments each member scores above each other record, ties counting half, float64[I, J]."""
+    """Share of deployments in which each member scores above each other record, ties counting half, float64[I, J]."""
     wins = np.zeros((members_RI.shape[1], others_RJ.shape[1]))
     for members_I, others_J in zip(members_RI, others_RJ, strict=True):
         wins += 0.5 + 0.5 * np.sign(members_I[:, None] - others_J)

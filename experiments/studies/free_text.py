@@ -1,6 +1,6 @@
 """Texts that grow by their own tokens: several at once, under any way of choosing a token from the worlds' votes.
 
-Every text is a deployment of its own, with its own S, coins and noise, so that texts are independent. The number of
+Every text is a separate deployment, with its own S, coins and noise, so that texts are independent. The number of
 tokens is fixed: an end-of-text token is a token like others, since repetition depends on length. For experiments only:
 S and noise are seeded.
 
@@ -34,8 +34,8 @@ class Chooser(Protocol):
 
 
 @dataclass(frozen=True)
-class OneWorld:
-    """The vote of one world throughout; the only one's unless told."""
+class FixedWorld:
+    """The vote of one world throughout; of world 0 unless another is given."""
 
     world: int = 0
 
@@ -46,7 +46,7 @@ class OneWorld:
 
 @dataclass(frozen=True)
 class ByControl:
-    """A control that draws anew at each token; a world kept for the whole text is `OneWorld`."""
+    """A control that draws anew at each token; a world kept for the whole text is `FixedWorld`."""
 
     control: Control
     generator: np.random.Generator

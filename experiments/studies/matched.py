@@ -168,7 +168,7 @@ def _log(weights_PN: Floats) -> Floats:
         return np.maximum(np.log(weights_PN), _LOG_OF_NOTHING)
 
 
-def selected(
+def select_best(
     candidates: Iterable[PMixedSettings], held_out: Callable[[PMixedSettings], float]
 ) -> tuple[PMixedSettings, float]:
     """The settings of largest accuracy on held-out positions, with it; the first among equals.

@@ -1,9 +1,9 @@
 """DP-SGD at a matched membership bound: the privacy to train with, for a success that an attacker may not exceed.
 
-Formal guarantee. An attacker who is shown the trained model, or any number of its tokens, and told at even odds that a
-record was in or out, is right with probability at most ½ (1 + δ(0)), where δ(0) is the total variation between the two
-outputs, as an accountant of privacy-loss distributions bounds it. That is the exact counterpart of the success that
-`pac.bounds` and the readings of `pmixed_calibration` concede, with no detour through an (ε, δ).
+Formal guarantee. An attacker who is shown the trained model, or any number of its tokens, and who knows at even odds
+that a record was in or out, is right with probability at most ½ (1 + δ(0)), where δ(0) is the total variation between
+the two outputs, as an accountant of privacy-loss distributions bounds it. That is the exact counterpart of the success
+that `pac.bounds` and the readings of `pmixed_calibration` concede, with no detour through an (ε, δ).
 
 | | secret | depends on the number of tokens |
 |---|---|---|
@@ -91,22 +91,22 @@ def match_privacy(
 
 
 def _least_multiplier(target_success: float, sample_rate: float, num_steps: int) -> float:
-    def allowed(multiplier: float) -> bool:
+    def is_allowed(multiplier: float) -> bool:
         return dpsgd_success(multiplier, sample_rate, num_steps) <= target_success
 
     high = 1.0
-    while not allowed(high):
+    while not is_allowed(high):
         high *= 2.0
         if high > _LARGEST_MULTIPLIER:
             raise InvalidValueError(f"no noise multiplier up to {_LARGEST_MULTIPLIER:g} reaches {target_success!r}")
     low = high / 2.0
-    while allowed(low):
+    while is_allowed(low):
         low, high = low / 2.0, low
         if high <= _SMALLEST_MULTIPLIER:
             return high
     while high - low > _PRECISION * high:
         middle = math.sqrt(low * high)
-        if allowed(middle):
+        if is_allowed(middle):
             high = middle
         else:
             low = middle

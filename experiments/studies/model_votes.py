@@ -40,7 +40,7 @@ def votes_of_model(
         InvalidValueError: the tensor is of other texts.
     """
     if np.diff(tensor.offsets).tolist() != [len(tokens) - 1 for tokens in texts]:
-        raise InvalidValueError("the votes at hand are of other texts")
+        raise InvalidValueError("the votes given are of other texts")
     device = next(model.parameters()).device
     votes_N = np.empty(tensor.num_positions, dtype=np.int64)
     for text, tokens in enumerate(texts):

@@ -47,7 +47,7 @@ def pmixed_success(settings: PMixedSettings, num_tokens: int, reading: Reading, 
     return success_of_epsilon(float(epsilon), delta)
 
 
-def calibrated(
+def calibrate_pmixed(
     num_shards: int,
     sampling_rate: float,
     max_order: int,
@@ -68,23 +68,23 @@ def calibrated(
     def at(beta: float) -> PMixedSettings:
         return PMixedSettings(num_shards, sampling_rate, max_order, beta)
 
-    def allowed(beta: float) -> bool:
+    def is_allowed(beta: float) -> bool:
         return pmixed_success(at(beta), num_tokens, reading, delta) <= target_success
 
-    if not allowed(0.0):
+    if not is_allowed(0.0):
         return at(0.0)
     low, high = 0.0, _LARGEST_BETA
-    if allowed(high):
+    if is_allowed(high):
         return at(high)
     # Radii of interest span many powers of two: find the power first, then halve between.
-    while high > 2.0**-120 and not allowed(0.5 * high):
+    while high > 2.0**-120 and not is_allowed(0.5 * high):
         high *= 0.5
-    low = 0.5 * high if allowed(0.5 * high) else 0.0
+    low = 0.5 * high if is_allowed(0.5 * high) else 0.0
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         if not low < middle < high:
             break
-        if allowed(middle):
+        if is_allowed(middle):
             low = middle
         else:
             high = middle

@@ -70,12 +70,12 @@ def release_pmixed(
             is_next_K = candidates_K == tokens[block.start + row + 1]
             public_chances.append(float(public_K[is_next_K].sum()))
             for each, tokens_of in zip(settings, released, strict=True):
-                laws_RK = _draw_laws(shards_MK, public_K, each, num_draws, generator)
+                laws_RK = _draw_distributions(shards_MK, public_K, each, num_draws, generator)
                 tokens_of.append(candidates_K[_draws(laws_RK, generator)])
     return PMixedText(tuple(np.stack(rows) for rows in released), np.array(public_chances))
 
 
-def _draw_laws(
+def _draw_distributions(
     shards_MK: NDArray[np.float64],
     public_K: NDArray[np.float64],
     settings: PMixedSettings,

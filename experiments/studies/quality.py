@@ -14,7 +14,7 @@ thousands of texts a set, and with some dozens the estimate is mostly bias.
 | `public`, `full-data` | one model's vote, with the decoder of all others |
 | `noiseless` | the vote of one world, drawn for each text: also the distribution of the request-world control |
 | `plurality`, `fresh-world` | the controls |
-| a release mechanism | calibrated release, with S, posterior and noise of its own for each text |
+| a release mechanism | calibrated release, with separate S, posterior and noise for each text |
 """
 
 import math
@@ -25,7 +25,15 @@ from typing import Any, Generic
 import numpy as np
 from torch import nn
 
-from experiments.studies.free_text import ByControl, ByCurator, Chooser, FreeTexts, OneWorld, PublicAsWorld, free_texts
+from experiments.studies.free_text import (
+    ByControl,
+    ByCurator,
+    Chooser,
+    FixedWorld,
+    FreeTexts,
+    PublicAsWorld,
+    free_texts,
+)
 from experiments.studies.reference_model import token_log_probabilities
 from experiments.studies.text_quality import distinct, repetition
 from reticent import _validate
@@ -133,7 +141,7 @@ def measure_quality(
         models: what generates and judges.
         texts: token ids of held-out texts.
         settings: what is generated.
-        note: told what is generated next.
+        note: called with a description of what is generated next.
 
     Raises:
         InvalidValueError: a text is shorter than prompt and continuation together, or there is none.
@@ -144,10 +152,10 @@ def measure_quality(
             f"every text must have {length} tokens, {settings.prompt_tokens} of prompt and {settings.num_tokens} to "
             "compare; give longer texts, or generate fewer tokens"
         )
-    study = _Study(models, [list(text[: settings.prompt_tokens]) for text in texts], settings, note)
+    study = _QualityStudy(models, [list(text[: settings.prompt_tokens]) for text in texts], settings, note)
     human = [list(text[settings.prompt_tokens : length]) for text in texts]
     return Quality(
-        rows=(study.measured("human", None, FreeTexts(human, [])), *study.generated()),
+        rows=(study.measure("human", None, FreeTexts(human, [])), *study.generate()),
         decoder=settings.decoding.decoder,
         num_texts=len(texts),
         prompt_tokens=settings.prompt_tokens,
@@ -156,7 +164,7 @@ def measure_quality(
     )
 
 
-class _Study(Generic[C]):
+class _QualityStudy(Generic[C]):
     def __init__(
         self,
         models: QualityModels[C],
@@ -166,18 +174,18 @@ class _Study(Generic[C]):
     ) -> None:
         self._models, self._prompts, self._settings, self._note = models, prompts, settings, note
 
-    def generated(self) -> list[QualityRow]:
+    def generate(self) -> list[QualityRow]:
         models, settings, texts = self._models, self._settings, range(len(self._prompts))
         public: Ensemble[C] = PublicAsWorld(models.worlds)
         sampled = settings.decoding
         greedy = DecodingSettings(Decoder.GREEDY, sampled.step_budget, num_candidates=1)
-        alone = [OneWorld() for _ in texts]
+        alone = [FixedWorld() for _ in texts]
         rows = [self._row("public-greedy", None, public, greedy, alone)]
         rows.append(self._row("public", None, public, sampled, alone))
         if models.full is not None:
             rows.append(self._row("full-data", None, models.full, sampled, alone))
         secrets = np.random.default_rng([settings.seed, 1]).integers(models.worlds.num_worlds, size=len(texts))
-        rows.append(self._row("noiseless", None, models.worlds, sampled, [OneWorld(int(world)) for world in secrets]))
+        rows.append(self._row("noiseless", None, models.worlds, sampled, [FixedWorld(int(world)) for world in secrets]))
         for control in (Control.PLURALITY, Control.FRESH_WORLD):
             choosers = [ByControl(control, np.random.default_rng([settings.seed, 2, text])) for text in texts]
             rows.append(self._row(control.value, None, models.worlds, sampled, choosers))
@@ -188,7 +196,7 @@ class _Study(Generic[C]):
                 rows.append(self._row(mechanism.value, budget, models.worlds, decoding, curators))
         return rows
 
-    def measured(self, method: str, budget: float | None, texts: FreeTexts) -> QualityRow:
+    def measure(self, method: str, budget: float | None, texts: FreeTexts) -> QualityRow:
         surprise = [
             -token_log_probabilities(self._models.reference, prompt + tokens)[len(prompt) - 1 :].sum()
             for prompt, tokens in zip(self._prompts, texts.tokens, strict=True)
@@ -227,7 +235,7 @@ class _Study(Generic[C]):
         )
         if ensemble.num_worlds == 1:
             texts = FreeTexts(texts.tokens, [])
-        return self.measured(method, budget, texts)
+        return self.measure(method, budget, texts)
 
     def _noise(self, text: int) -> SeededNoise:
         """The same for every mechanism and budget, so that they differ in nothing else."""

@@ -1,4 +1,4 @@
-"""Likelihoods of tokens under one fixed model, which generated text and attacks are held against.
+"""Likelihoods of tokens under one fixed model, the yardstick for generated text and attacks.
 
 Shape suffixes: N predicted tokens, V vocabulary.
 """

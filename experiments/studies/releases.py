@@ -19,7 +19,7 @@ from reticent.randomness import NoiseSource
 
 
 @dataclass(frozen=True)
-class Deployments:
+class ReleasedTokens:
     """Tokens released by R deployments.
 
     Attributes:
@@ -44,7 +44,7 @@ def release_by_mechanism(
     step_budget: float,
     secrets_R: NDArray[np.int64],
     noise: NoiseSource,
-) -> Deployments:
+) -> ReleasedTokens:
     """Release every position in order, each deployment with one posterior throughout.
 
     Raises:
@@ -55,12 +55,12 @@ def release_by_mechanism(
     tokens_NR = np.repeat(votes_NM[:, :1], secrets_R.size, axis=1)
     for position in np.flatnonzero((votes_NM != votes_NM[:, :1]).any(axis=1)):
         tokens_NR[position] = batch.release(votes_NM[position])
-    return Deployments(secrets_R, tokens_NR, batch.log_weights)
+    return ReleasedTokens(secrets_R, tokens_NR, batch.log_weights)
 
 
-def release_noiseless(votes_NM: NDArray[np.integer], secrets_R: NDArray[np.int64]) -> Deployments:
+def release_noiseless(votes_NM: NDArray[np.integer], secrets_R: NDArray[np.int64]) -> ReleasedTokens:
     """Release the realised world's own votes."""
-    return Deployments(secrets_R, votes_NM[:, secrets_R].astype(np.int64))
+    return ReleasedTokens(secrets_R, votes_NM[:, secrets_R].astype(np.int64))
 
 
 def release_by_control(
@@ -69,7 +69,7 @@ def release_by_control(
     secrets_R: NDArray[np.int64],
     generator: np.random.Generator,
     request_N: NDArray[np.integer] | None = None,
-) -> Deployments:
+) -> ReleasedTokens:
     """Release by a control, whose worlds J are drawn without regard to S.
 
     Args:
@@ -80,4 +80,4 @@ def release_by_control(
         request_N: which request each position belongs to; one request unless given.
     """
     columns = [control_tokens(control, votes_NM, generator, request_N) for _ in range(secrets_R.size)]
-    return Deployments(secrets_R, np.stack(columns, axis=1))
+    return ReleasedTokens(secrets_R, np.stack(columns, axis=1))

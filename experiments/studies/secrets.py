@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from experiments.studies.corpus_attack import CorpusAttack, corpus_attack, match_scores
-from experiments.studies.releases import Deployments, release_by_control, release_by_mechanism, release_noiseless
+from experiments.studies.releases import ReleasedTokens, release_by_control, release_by_mechanism, release_noiseless
 from experiments.studies.token_attack import AgreementLikelihood, ReleaseLikelihood, TokenLikelihood, token_beliefs
 from reticent import _validate
 from reticent._settings import FiniteModel
@@ -52,7 +52,7 @@ class SecretsCell(FiniteModel):
     reason: str | None = None
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    def _check_one_of_two(self) -> Self:
         if (self.estimate is None) == (self.reason is None):
             raise ValueError("a cell holds an estimate or a reason")
         return self
@@ -88,7 +88,7 @@ class SecretsSettings:
 
     Attributes:
         budgets: b in nats. mechanisms: the release mechanisms.
-        num_deployments: R, each with an S and randomness of its own.
+        num_deployments: R, each with its own S and randomness.
         num_token_deployments: how many of them the token-only attacker works on; its channels cost the most.
         seed: of all randomness.
     """
@@ -228,7 +228,7 @@ def _row(
     candidates: Candidates,
     settings: SecretsSettings,
     method: str,
-    released: Deployments,
+    released: ReleasedTokens,
     attacker: TokenLikelihood,
     extraction: SecretsCell,
     budget: float | None = None,

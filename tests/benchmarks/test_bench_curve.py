@@ -55,7 +55,7 @@ class Steps:
             self.prompts.append(tuple(prompt))
             return genuine_open(engine, prompt)
 
-        def interleaved(numerator: Any, denominator: Any, pairs: int, **_: Any) -> Paired:
+        def time_in_turn(numerator: Any, denominator: Any, pairs: int, **_: Any) -> Paired:
             sides = []
             for action in (numerator, denominator):
                 self._lengths.clear()
@@ -68,7 +68,7 @@ class Steps:
 
         monkeypatch.setattr(Engine, "extend", extend)
         monkeypatch.setattr(Engine, "open", opened)
-        monkeypatch.setattr(concurrency, "interleaved", interleaved)
+        monkeypatch.setattr(concurrency, "time_in_turn", time_in_turn)
 
 
 def test_every_request_of_a_point_holds_the_stated_context_on_average(

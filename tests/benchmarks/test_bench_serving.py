@@ -31,7 +31,7 @@ def test_every_timed_answer_is_computed_on_a_thread_of_its_own(
         used.add(threading.current_thread())
         return genuine(engine, prompt)
 
-    def interleaved(numerator: Any, denominator: Any, pairs: int) -> Paired:
+    def time_in_turn(numerator: Any, denominator: Any, pairs: int) -> Paired:
         sides = []
         for action in (numerator, denominator):
             used.clear()
@@ -42,7 +42,7 @@ def test_every_timed_answer_is_computed_on_a_thread_of_its_own(
         return Paired((40.0, 48.0), (40.0, 40.0)) if len(threads) == 1 else Paired((33.0, 33.0), (30.0, 22.0))
 
     monkeypatch.setattr(Engine, "prefill_in_parts", prefill_in_parts)
-    monkeypatch.setattr(serving, "interleaved", interleaved)
+    monkeypatch.setattr(serving, "time_in_turn", time_in_turn)
     measured = serving.server_overhead(workspace)
     (server, alone), (other, itself) = threads
     assert [thread.name for thread in server] == ["reticent-engine"]

@@ -181,7 +181,7 @@ def test_ratio_and_spread_by_hand() -> None:
     paired = Paired((10.0, 30.0, 20.0), (10.0, 10.0, 4.0))
     # Medians 20 and 10; the pairs' ratios 1, 3 and 5 have quartiles 2 and 4.
     assert (paired.ratio, paired.spread) == (2.0, 2.0)
-    assert paired.scaled(numerator=3.0, denominator=0.5).ratio == 12.0
+    assert paired.scale(numerator=3.0, denominator=0.5).ratio == 12.0
     assert Paired((1.0, 2.0, 6.0), (2.0, 2.0, 2.0), centre="mean").ratio == 1.5
     assert Paired((1.0, 2.0), (4.0,)).ratio == 0.375
 

@@ -22,7 +22,7 @@ def test_a_block_is_the_mean_of_all_its_steps_but_the_first(monkeypatch: pytest.
     warm, uncounted = 500.0, 100.0
     above = iter([warm, uncounted, 1.0, 2.0, 6.0, uncounted, 3.0, 3.0, 3.0])
     below = iter([warm, uncounted, 1.0, 1.0, 1.0, uncounted, 2.0, 4.0, 6.0])
-    paired = timing.interleaved(lambda: step("a", above), lambda: step("b", below), pairs=2, run=3)
+    paired = timing.time_in_turn(lambda: step("a", above), lambda: step("b", below), pairs=2, run=3)
     assert order == "ab" + 2 * "aaaabbbb"
     assert paired.numerator_ms == pytest.approx((3000.0, 3000.0))
     assert paired.denominator_ms == pytest.approx((1000.0, 4000.0))
@@ -50,6 +50,6 @@ def test_the_steps_that_count_have_the_stated_context_on_average(
         return took
 
     monkeypatch.setattr(timing, "measure_ms", elapsed)
-    timing.interleaved(step, lambda: None, pairs, warmup, run=run)
+    timing.time_in_turn(step, lambda: None, pairs, warmup, run=run)
     assert len(counted) == pairs * run
     assert np.mean(counted) == pytest.approx(Sizes().context, abs=0.5)

@@ -6,7 +6,7 @@ from hand_made_votes import tensor_of
 from tiny_models import byte_tokenizer
 
 from experiments.studies.canary import (
-    CanarySettings,
+    CanaryStudySettings,
     CanaryTexts,
     canary_study,
     canary_texts,
@@ -39,7 +39,7 @@ def votes():
 
 @pytest.fixture(scope="module")
 def study():
-    settings = CanarySettings(budgets=(2.0**-32, 4.0), num_deployments=4000)
+    settings = CanaryStudySettings(budgets=(2.0**-32, 4.0), num_deployments=4000)
     return canary_study(votes(), Decoder.GREEDY, TEXTS, settings)
 
 

@@ -12,7 +12,7 @@ from experiments.studies.matched import (
     headroom,
     noiseless_probability,
     pac_probability,
-    selected,
+    select_best,
 )
 from experiments.studies.pmixed import PMixedSettings, mixed_distribution, mixing_weights, projection_orders
 from reticent.errors import InvalidValueError
@@ -81,9 +81,9 @@ def test_a_table_needs_rising_radii(radii):
 def test_the_best_settings_on_held_out_positions_are_selected_the_first_among_equals():
     candidates = [PMixedSettings(4, rate, 2, 0.1) for rate in (0.1, 0.5, 0.9, 1.0)]
     accuracies = {0.1: 0.2, 0.5: 0.4, 0.9: 0.4, 1.0: 0.3}
-    assert selected(candidates, lambda each: accuracies[each.sampling_rate]) == (candidates[1], 0.4)
+    assert select_best(candidates, lambda each: accuracies[each.sampling_rate]) == (candidates[1], 0.4)
     with pytest.raises(InvalidValueError, match="select"):
-        selected([], lambda _: 0.0)
+        select_best([], lambda _: 0.0)
 
 
 def release(scores_MK, target, release_mechanism, budget, num_draws=4000):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import build_tiny_model
 
-from experiments.studies.free_text import ByControl, ByCurator, OneWorld, PublicAsWorld, free_texts
+from experiments.studies.free_text import ByControl, ByCurator, FixedWorld, PublicAsWorld, free_texts
 from experiments.studies.quality import QualityModels, QualitySettings, measure_quality
 from experiments.studies.reference_model import token_log_probabilities
 from experiments.studies.text_quality import distinct, repetition
@@ -64,14 +64,14 @@ def test_texts_in_lockstep_are_those_of_the_token_loop(engine, mechanism):
 
 def test_texts_do_not_depend_on_how_many_grow_together(engine):
     together, apart = (
-        free_texts(engine, PROMPTS, 6, DECODING, [OneWorld(2)] * 3, 0, texts_at_once=at_once) for at_once in (3, 1)
+        free_texts(engine, PROMPTS, 6, DECODING, [FixedWorld(2)] * 3, 0, texts_at_once=at_once) for at_once in (3, 1)
     )
     assert together.tokens == apart.tokens
 
 
 def test_the_public_model_as_a_world_samples_by_the_same_coins(model, engine):
     greedy = DecodingSettings(Decoder.GREEDY, 1.0, num_candidates=1)
-    found = free_texts(PublicAsWorld(engine), PROMPTS, 8, greedy, [OneWorld()] * 3, 0)
+    found = free_texts(PublicAsWorld(engine), PROMPTS, 8, greedy, [FixedWorld()] * 3, 0)
     for prompt, tokens in zip(PROMPTS, found.tokens, strict=True):
         expected = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None)
         assert tokens == expected[0, len(prompt) :].tolist()
@@ -131,6 +131,6 @@ def test_what_cannot_be_generated_is_refused(model, engine):
         with pytest.raises(InvalidValueError, match="every text"):
             measure_quality(models, texts, QualitySettings(prompt_tokens=4, num_tokens=12))
     with pytest.raises(InvalidValueError, match="chooser"):
-        free_texts(engine, PROMPTS, 4, DECODING, [OneWorld()], 0)
+        free_texts(engine, PROMPTS, 4, DECODING, [FixedWorld()], 0)
     with pytest.raises(InvalidValueError, match="room"):
         free_texts(engine, [[1] * 94], 4, DECODING, [ByControl(Control.PLURALITY, np.random.default_rng(0))], 0)

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.pmixed_oracle import renyi_divergence
 from experiments.studies.pmixed import PMixedSettings, mixed_distribution, mixing_weights, projection_orders
-from experiments.studies.pmixed_calibration import Reading, calibrated, pmixed_success
+from experiments.studies.pmixed_calibration import Reading, calibrate_pmixed, pmixed_success
 from experiments.studies.rdp import (
     mixed_rdp,
     published_step_rdp,
@@ -109,7 +109,7 @@ def test_tight_success_inverts_the_divergence(order, bound):
 @pytest.mark.parametrize("reading", list(Reading))
 @pytest.mark.parametrize("num_tokens", [100, 100_000])
 def test_calibration_ends_just_below_the_target(reading, num_tokens):
-    settings = calibrated(16, 0.5, 16, num_tokens, 0.9, reading)
+    settings = calibrate_pmixed(16, 0.5, 16, num_tokens, 0.9, reading)
     assert settings.beta > 0
     reached = pmixed_success(settings, num_tokens, reading)
     assert 0.899 < reached <= 0.9
@@ -125,14 +125,14 @@ def test_readings_are_ordered():
 
 def test_low_orders_leave_the_rigorous_reading_next_to_nothing():
     """At δ = 1e-5 the conversion from orders up to 4 adds some 3 nats; only near-equality escapes it."""
-    rigorous = calibrated(8, 1.0, 4, 100, 0.51, Reading.RIGOROUS)
-    tight = calibrated(8, 1.0, 4, 100, 0.51, Reading.TIGHT)
+    rigorous = calibrate_pmixed(8, 1.0, 4, 100, 0.51, Reading.RIGOROUS)
+    tight = calibrate_pmixed(8, 1.0, 4, 100, 0.51, Reading.TIGHT)
     assert rigorous.beta < 1e-9
     assert tight.beta > 1e-6
 
 
 def test_target_beyond_reach_gives_the_public_model():
-    assert calibrated(8, 1.0, 4, 100, 0.5 + 1e-7, Reading.RIGOROUS).beta == 0.0
+    assert calibrate_pmixed(8, 1.0, 4, 100, 0.5 + 1e-7, Reading.RIGOROUS).beta == 0.0
 
 
 def test_composition_adds_up():
@@ -148,7 +148,7 @@ def test_values_out_of_range_are_refused():
         lambda: success_of_epsilon(-1.0),
         lambda: success_of_epsilon(1.0, 2.0),
         lambda: success_of_rdp([], []),
-        lambda: calibrated(4, 1.0, 2, 10, 0.5, Reading.TIGHT),
+        lambda: calibrate_pmixed(4, 1.0, 2, 10, 0.5, Reading.TIGHT),
     ):
         with pytest.raises(InvalidValueError):
             call()

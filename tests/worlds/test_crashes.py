@@ -90,8 +90,8 @@ def test_the_moments_cover_the_whole_build(
 
 
 def checkpoints_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = building.Checkpoint
-    monkeypatch.setattr(building, "Checkpoint", lambda path: checkpoint(path, seconds_between_saves=0))
+    checkpoint = building.TrainingCheckpoint
+    monkeypatch.setattr(building, "TrainingCheckpoint", lambda path: checkpoint(path, seconds_between_saves=0))
 
 
 @pytest.mark.parametrize("full_at", [2, 4, 7, 10])
