@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reticent.api.audits import Audit, AuditOptions, audit
     from reticent.api.deployments import Bounds, Deployment
     from reticent.api.generation import Answer, StopReason, Token
     from reticent.api.planning import plan
@@ -25,6 +26,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "Audit",
+    "AuditOptions",
     "Bounds",
     "BudgetPlan",
     "BuildOptions",
@@ -34,6 +37,7 @@ __all__ = [
     "Run",
     "StopReason",
     "Token",
+    "audit",
     "build_worlds",
     "open_run",
     "plan",
@@ -41,6 +45,8 @@ __all__ = [
 
 _MODULES = {
     "Answer": "reticent.api.generation",
+    "Audit": "reticent.api.audits",
+    "AuditOptions": "reticent.api.audits",
     "Bounds": "reticent.api.deployments",
     "BudgetPlan": "reticent.pac.bounds",
     "BuildOptions": "reticent.api.runs",
@@ -50,6 +56,7 @@ _MODULES = {
     "Run": "reticent.api.runs",
     "StopReason": "reticent.api.generation",
     "Token": "reticent.api.generation",
+    "audit": "reticent.api.audits",
     "build_worlds": "reticent.api.runs",
     "open_run": "reticent.api.runs",
     "plan": "reticent.api.planning",

@@ -86,6 +86,8 @@ def _obstacles(target: Target, *, has_masked_lm: bool, has_shadows: bool) -> dic
             if is_endpoint
             else "this technique trains no parameters, so there is no gradient"
         )
+    if is_local and target.base is None:
+        obstacles[Need.SELF_PROMPTED] = "it trains the base again, and nobody said which that is: name it with --model"
     if not is_local:
         why = _ENDPOINT_SHOWS_NO_WEIGHTS if is_endpoint else "the model's weights are not available"
         obstacles[Need.PREFIX] = "the prefix has to be read by a model whose weights are available, token by token"

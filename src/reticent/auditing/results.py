@@ -121,6 +121,10 @@ class AttackResult(FiniteModel):
     histogram: ScoreHistogram
     warnings: tuple[str, ...] = ()
 
+    def tpr_at(self, fpr: float) -> Estimate | None:
+        """Return the rate of true positives at one of the rates that are reported; None where texts are too few."""
+        return next((rate.tpr for rate in self.rates if rate.fpr == fpr), None)
+
     @property
     def balanced_accuracy(self) -> Estimate:
         """The same as the advantage on another scale: ½ (1 + TPR − FPR)."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from reticent.api.deployments import DEFAULT_STEP_BUDGET, open_ledger, run_id
+from reticent.api.settings import torch_dtype
 from reticent.cli.deployment import (
     Charge,
     DatabaseUrl,
@@ -137,8 +138,6 @@ def _serve(
     dtype: DType | None,
     device: str,
 ) -> None:
-    import torch
-
     try:
         from reticent.server.running import permitted_host
         from reticent.server.running import serve as run_server
@@ -153,7 +152,7 @@ def _serve(
     opened = RunDirectory.open(run)
     base = opened.base(model)
     tokenizer = base.load_tokenizer()
-    engine = opened.engine(base, getattr(torch, dtype.value) if dtype else None, device)
+    engine = opened.engine(base, torch_dtype(None if dtype is None else dtype.value), device)
     identity = run_id(run)
     # Whatever can be refused is refused before a deployment is drawn.
     require_candidates(settings.decoding, engine.vocab_size)

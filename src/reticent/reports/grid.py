@@ -90,7 +90,7 @@ def auc_of(attack: AttackResult) -> Estimate:
 
 def low_rate_of(attack: AttackResult) -> Estimate | None:
     """An attack's TPR at 1 % FPR; None where there are too few non-members for it."""
-    return next((rate.tpr for rate in attack.rates if rate.fpr == LOW_FPR), None)
+    return attack.tpr_at(LOW_FPR)
 
 
 def pool_estimates(estimates: Sequence[Estimate]) -> Estimate:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from peft import PeftModel
 from torch import nn
 
 from reticent._memory import keep_freed_memory
@@ -190,13 +191,17 @@ class ModelScorer:
 
 
 def model_fingerprint(module: nn.Module, tokenizer: Any) -> str:
-    """SHA-256 over every parameter and buffer of a module, adapters included, its configuration and its tokenizer.
+    """SHA-256 over every parameter and buffer of a module, its configuration, its active adapters and its tokenizer.
 
     For modules in memory; where the files' hashes are known, those say the same for less.
     """
     digest = hashlib.sha256(b"reticent module 1\n")
     config: Any = module.config
     digest.update(f"{type(module).__name__} {config.to_json_string()}\n".encode())
+    if isinstance(module, PeftModel):
+        # Two adapters of equal weights compute different things: by their scale, and by which of them is on.
+        for name in module.active_adapters:
+            digest.update(f"{name} {sorted(module.peft_config[name].to_dict().items())!r}\n".encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

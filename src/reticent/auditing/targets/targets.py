@@ -7,6 +7,8 @@
 | bottleneck folder, with --model | the same base, adapter off | default | no |
 | adapted folder | the same base, adapter off; for full fine-tuning the base beside it | stored | yes, by hash |
 | server | --reference only | default | no |
+| `transformers` model in memory | --reference only | default | no |
+| PEFT model in memory | the same model, adapter off | default | no |
 
 A run directory is opened by whoever composes the audit, since this package never sees an ensemble: a world goes in as a
 PEFT folder, and the other worlds as a shadow table.
@@ -21,15 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
+from transformers import PreTrainedModel
 
 from reticent._files import sha256_of_file
 from reticent._settings import readable_settings
 from reticent.auditing.canaries.extraction import Extractor, LocalExtractor
 from reticent.auditing.inputs.shadows import ShadowTable
 from reticent.auditing.targets.endpoint import EndpointSettings, RemoteScorer
-from reticent.auditing.targets.scoring import ModelScorer
-from reticent.errors import AuditError, ModelError
+from reticent.auditing.targets.scoring import ModelScorer, model_fingerprint
+from reticent.errors import AuditError, InvalidValueError, ModelError
 from reticent.models.base import LanguageModel, resolve_base_model, usable_device
 from reticent.protocols import Scorer
 from reticent.text.template import TextTemplate
@@ -91,7 +96,7 @@ class Target:
         template: what it is given of a text.
         reference: the base before adaptation, or None.
         reference_record: what the report says about the reference.
-        base: what the base model is called, so that it can be loaded again; None for a server.
+        base: what the base model is called, so that it can be loaded again; None for a server, or where nobody said.
         module: the model's weights and what trains of them, for attacks that need them; None for a server.
         member_hashes: SHA-256 of the texts it was trained on; None where that is not known.
         heldout_hashes: the same of the texts that were held out.
@@ -154,7 +159,46 @@ def open_target(name: str, options: TargetOptions) -> Target:
         ModelError: a model or adapter cannot be read, or does not fit its base.
         RunDirectoryError: an adapted folder is damaged, or its base is another one.
     """
-    target = _OPENERS[target_kind(name)](name, options)
+    return _add_reference(_OPENERS[target_kind(name)](name, options), options)
+
+
+def open_module(module: object, tokenizer: Any, options: TargetOptions) -> Target:
+    """Open a model in memory, as it is: its type and its device are its own.
+
+    Args:
+        module: a `transformers` model, or a `PeftModel` around one.
+        tokenizer: the model's, a fast one.
+        options: how; `model` names the base, for the one attack that trains it again.
+
+    Raises:
+        InvalidValueError: it is no such model, there is no tokenizer, or a type is asked for.
+        ModelError: its adapters are merged into it or cannot be told from it, or it predicts no tokens.
+    """
+    if not isinstance(module, PreTrainedModel | PeftModel):
+        raise InvalidValueError(
+            "a target is a path, a hub id, a URL, a run, or a model of transformers or PEFT; "
+            f"got {type(module).__name__}"
+        )
+    if tokenizer is None or not hasattr(tokenizer, "backend_tokenizer"):
+        raise InvalidValueError("a model in memory needs its fast tokenizer: give tokenizer=AutoTokenizer…")
+    if options.dtype is not None:
+        raise InvalidValueError("dtype is that of the model in memory; convert the model, or give its path")
+    is_adapted = isinstance(module, PeftModel)
+    if not is_adapted and any(isinstance(part, BaseTunerLayer) for part in module.modules()):
+        raise ModelError("there are adapters inside this model; give the PeftModel that holds it")
+    identity = model_fingerprint(module, tokenizer)
+    scorer, warnings = _scorer(module, tokenizer, _template(None, options), identity, options)
+    kind = TargetKind.PEFT if is_adapted else TargetKind.MODEL
+    facts = {"base": options.model, "base_class": base_class_name(module), "weights_hash": identity}
+    record = {"kind": kind.value, "name": f"{type(module).__name__} in memory", **facts}
+    target = Target(kind, record, scorer, scorer.template, base=options.model, module=module, warnings=warnings)
+    if is_adapted:
+        record["adapter"] = str(module.active_peft_config.peft_type.value)
+        target = replace(target, reference=_adapter_off(module, scorer, identity, options), reference_record=facts)
+    return _add_reference(target, options)
+
+
+def _add_reference(target: Target, options: TargetOptions) -> Target:
     if options.reference is None:
         return target
     # A reference reads what the target reads.
@@ -268,17 +312,16 @@ def _adapter_target(
 ) -> Target:
     """A target whose reference is the same module with the adapter off, so that the base is in memory once."""
     scorer, warnings = _scorer(module, base.load_tokenizer(), template, identity, options)
-    reference = ModelScorer(
-        module,
-        scorer.tokenizer,
-        scorer.template,
-        # The base's own identity: audits of several adapters over one base share its signals.
-        _base_identity(base),
-        with_adapter=False,
-        batch_tokens=options.batch_tokens,
-    )
+    # The base's own identity: audits of several adapters over one base share its signals.
+    reference = _adapter_off(module, scorer, _base_identity(base), options)
     facts = _base_facts(base, module)
     return Target(kind, record, scorer, scorer.template, reference, facts, base.name, module, warnings=warnings)
+
+
+def _adapter_off(module: nn.Module, scorer: ModelScorer, identity: str, options: TargetOptions) -> ModelScorer:
+    return ModelScorer(
+        module, scorer.tokenizer, scorer.template, identity, with_adapter=False, batch_tokens=options.batch_tokens
+    )
 
 
 def _scorer(

@@ -1,1 +1,1 @@
-"""The web pages: the operator's dashboard (what was spent, what is left, what that bounds) and the page to try."""
+"""The operator's page: what was spent, what is left, and what that bounds."""
