@@ -43,7 +43,7 @@ class Comparison:
     because: str
 
     def verdict(self, ours: Ours) -> str:
-        """Whether ours agrees, and the reason why it may differ if not."""
+        """Agreement of ours with the paper's, or the reason why it may differ."""
         if ours.low <= self.high and ours.high >= self.low:
             return AGREES
         return f"{'higher' if ours.low > self.high else 'lower'}: {self.because}"

@@ -167,7 +167,7 @@ class Scorer(Protocol):
 
     @property
     def is_white_box(self) -> bool:
-        """True if the model's parameters are at hand, for attacks that need its gradients."""
+        """True if the model's parameters are available, for attacks that need its gradients."""
         ...
 
     def score(self, texts: Sequence[str]) -> list[TokenSignals | None]:
@@ -183,7 +183,7 @@ class Progress(Protocol):
         ...
 
     def begin(self, what: str, num_tokens: int) -> None:
-        """Start a phase that trains or reads so many tokens."""
+        """Start a phase that trains on, or reads, `num_tokens` tokens."""
         ...
 
     def advance(self, num_tokens: int) -> None:

@@ -13,7 +13,7 @@ from reticent.cli.output import console, facts, format_nats, print_json, print_t
 from reticent.cli.spending import spending_facts, spending_record
 
 if TYPE_CHECKING:
-    from reticent.ledger.reader import Usage
+    from reticent.ledger.reader import DailyUsage
 
 app = typer.Typer(help="The deployment's ledger: totals, verification, export.")
 
@@ -61,7 +61,7 @@ def export(run: RunArgument, database_url: DatabaseUrl = None) -> None:
             sys.stdout.write(json.dumps(release, ensure_ascii=False) + "\n")
 
 
-def _usage_table(usage: "list[Usage]") -> Table:
+def _usage_table(usage: "list[DailyUsage]") -> Table:
     table = Table("day (UTC)", Column("key", no_wrap=True), box=None, pad_edge=False)
     table.add_column("tokens", justify="right")
     for use in usage:

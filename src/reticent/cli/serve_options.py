@@ -35,4 +35,6 @@ MaxPromptTokens = Annotated[
 ]
 MaxBodyBytes = Annotated[int, typer.Option(help="Largest request body.")]
 DefaultMaxTokens = Annotated[int, typer.Option(help="Length of a chat answer whose request names none.")]
-DrainSeconds = Annotated[float, typer.Option(help="Seconds for which answers at hand go on once it is told to stop.")]
+DrainSeconds = Annotated[
+    float, typer.Option(help="Seconds for which answers in progress continue once it has to stop.")
+]

@@ -154,7 +154,7 @@ def show(run: RunFolder, as_json: AsJson = False) -> None:
 @app.command("verify")
 def verify(
     run: RunFolder,
-    base: Annotated[bool, typer.Option("--base/--no-base", help="Also verify that the base model is at hand.")] = True,
+    base: Annotated[bool, typer.Option("--base/--no-base", help="Also verify that the base model is found.")] = True,
     model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -28,7 +28,7 @@ from reticent.randomness import PublicCoins
 class DraftLength:
     """The number of draft tokens for one request: more while drafts are accepted, fewer after a rejected one.
 
-    After a step all of whose guesses came true, twice as many; else as many as did, and at least one.
+    After a step whose drafts were all accepted, twice as many; else as many as were accepted, and at least one.
 
     Attributes:
         most: never more; 0 to guess nothing.
@@ -57,7 +57,7 @@ class Continuation:
         coins: of its request.
         step: the request's step that releases the token after it.
         num_wanted: tokens the request may still have after this one.
-        pace: of its request; told what came true.
+        pace: of its request; it is given the number of accepted tokens.
     """
 
     token: int

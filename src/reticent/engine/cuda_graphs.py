@@ -34,7 +34,7 @@ class CudaGraphRunner:
     """Runs decode steps, replaying those that come again.
 
     A set of contexts is recorded when it comes the second time: one that changes with every step would pay for a
-    recording each time. Contexts are not kept alive; a recording is let go when one of its contexts is.
+    recording each time. Contexts are not kept alive; a recording is dropped when one of its contexts is.
 
     On a processor a replay computes the step on the memory that was there when it was recorded, as a graph would, so
     that it can be tested anywhere whether a recording is still valid where it is replayed.
@@ -100,7 +100,7 @@ class _CapturedStep:
         return len(contexts) == len(self._contexts) and _rooms(contexts) == self._room
 
     def is_of(self, contexts: Sequence[CachedContext], counts: Sequence[int]) -> bool:
-        """True if a step of so many tokens of these contexts is the step of this recording."""
+        """True if a step of these contexts, with these numbers of tokens, is the captured one."""
         mine = self._alive()
         return (
             list(counts) == self._counts

@@ -24,7 +24,7 @@ _Forward = Callable[[Tensor, Tensor, Attend], Tensor]
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Tokens of one context, side by side from position `start`; the cache holds everything before."""
 
     context: CachedContext
@@ -41,11 +41,11 @@ class DecodeSteps:
         device = decoder.architecture.device
         self._recorder, self._public_recorder = (CudaGraphRunner(device) if records else None for _ in range(2))
 
-    def all_rows(self, runs: Sequence[Run]) -> Tensor:
+    def all_rows(self, runs: Sequence[TokenRun]) -> Tensor:
         """Final hidden states of the public model and all worlds after each token, [1 + M, N, D]."""
         return self._step(self._all, runs, self._recorder)
 
-    def public_row(self, runs: Sequence[Run]) -> Tensor:
+    def public_row(self, runs: Sequence[TokenRun]) -> Tensor:
         """Those of the public model alone, [1, N, D]; only its row of the caches is written."""
         return self._step(self._public, runs, self._public_recorder)
 
@@ -55,7 +55,7 @@ class DecodeSteps:
             if recorder is not None:
                 recorder.drop_stale_graphs()
 
-    def _step(self, forward: _Forward, runs: Sequence[Run], recorder: CudaGraphRunner | None) -> Tensor:
+    def _step(self, forward: _Forward, runs: Sequence[TokenRun], recorder: CudaGraphRunner | None) -> Tensor:
         tokens = [token for run in runs for token in run.tokens]
         positions = [run.start + offset for run in runs for offset in range(len(run.tokens))]
         if recorder is not None:
@@ -73,7 +73,7 @@ class DecodeSteps:
         layers = range(self._decoder.num_layers)
         return self._decoder.final_hidden(self._decoder.run_layers(hidden_1ND, layers, positions_N, attend))
 
-    def _attention(self, runs: Sequence[Run]) -> Attend:
+    def _attention(self, runs: Sequence[TokenRun]) -> Attend:
         """Attention of new tokens over each context's cache."""
         places = _places([len(run.tokens) for run in runs])
 
@@ -90,7 +90,7 @@ class DecodeSteps:
         self,
         recorder: CudaGraphRunner,
         forward: _Forward,
-        runs: Sequence[Run],
+        runs: Sequence[TokenRun],
         tokens: Sequence[int],
         positions: Sequence[int],
     ) -> Tensor:

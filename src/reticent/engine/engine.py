@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reticent import _validate
-from reticent.engine.decode import DecodeSteps, Run
+from reticent.engine.decode import DecodeSteps, TokenRun
 from reticent.engine.kv_cache import LayerCache
 from reticent.errors import InvalidValueError
 from reticent.layers.adapted_blocks import AdaptedBlocks
@@ -155,7 +155,7 @@ class Engine:
                 context.append(token, final_hidden_GD, context.ahead[1:])
             else:
                 run = [token, *guess][: self.context_length - context.length]
-                runs.append(Run(context, context.length, run))
+                runs.append(TokenRun(context, context.length, run))
                 unforeseen.append(context)
         if not runs:
             return
@@ -187,7 +187,7 @@ class Engine:
         for ahead in range(max(counts, default=0)):
             drafting = [number for number, count in enumerate(counts) if ahead < count]
             hidden_1ND = self._steps.public_row(
-                [Run(contexts[number], contexts[number].length + ahead, runs[number][-1:]) for number in drafting]
+                [TokenRun(contexts[number], contexts[number].length + ahead, runs[number][-1:]) for number in drafting]
             )
             for logits_V, number in zip(self._decoder.logits(hidden_1ND[0]).cpu().numpy(), drafting, strict=True):
                 runs[number].append(choose(number, ahead, logits_V))

@@ -73,7 +73,7 @@ class WorldScorer:
 
         Args:
             texts: the texts.
-            progress: called with a number of texts whenever so many more are done.
+            progress: called with the number of texts that have just been finished.
 
         Raises:
             InvalidValueError: a text is longer than the base's context.
@@ -162,7 +162,7 @@ class WorldScorer:
 
 @dataclass(frozen=True)
 class OneWorld:
-    """One world of a `WorldScorer`; implements `reticent.protocols.Scorer`. Its parameters are not at hand."""
+    """One world of a `WorldScorer`; implements `reticent.protocols.Scorer`. Its parameters are not available."""
 
     worlds: WorldScorer
     index: int

@@ -67,7 +67,7 @@ def select_modules(architecture: Architecture, names: Sequence[str], num_top_lay
     Args:
         architecture: the base.
         names: last parts of module paths (`q_proj`), or `attention` (all projections of attention), or `all-linear`.
-        num_top_layers: adapt the last so many blocks only; None for all.
+        num_top_layers: number of blocks to adapt, from the top; None for all.
 
     Raises:
         InvalidValueError: no module of that name, or more top layers than the base has.

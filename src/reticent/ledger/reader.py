@@ -37,7 +37,7 @@ _GO_ON_WITH_THE_LATEST: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class DailyUsage:
     """Tokens released for one API key (None: without a key) on one day (UTC)."""
 
     key_id: str | None
@@ -118,7 +118,7 @@ class LedgerReader:
                 raise _forked(self._database, self._marked)
         return totals
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[DailyUsage]:
         """Tokens by key and day, by day first."""
         table = schema.releases.c
         day = (table.time - table.time % _SECONDS_A_DAY).label("day")
@@ -130,7 +130,7 @@ class LedgerReader:
         )
         with self._database.errors():
             rows = self._connection.execute(query).all()
-        return [Usage(key_id, datetime.fromtimestamp(start, UTC).date(), tokens) for key_id, start, tokens in rows]
+        return [DailyUsage(key_id, datetime.fromtimestamp(start, UTC).date(), tokens) for key_id, start, tokens in rows]
 
     def releases(self) -> Iterator[dict[str, object]]:
         """Every release as plain values, without anything secret.

@@ -182,7 +182,7 @@ class BaseModelRecord(FrozenModel):
         """Make sure that `base` is the one recorded, whatever it is called.
 
         Args:
-            base: the model at hand.
+            base: the model in question.
             what_was_built: subject and verb of the message, as "RUN was built".
 
         Raises:

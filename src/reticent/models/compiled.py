@@ -58,7 +58,7 @@ def fused_training(on: bool) -> Iterator[None]:
 
 
 def can_compile() -> bool:
-    """True if a compiler is at hand and works; tries it once, which takes some seconds."""
+    """True if a compiler is installed and works; tries it once, which takes some seconds."""
     return why_not_compiled() is None
 
 

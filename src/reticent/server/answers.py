@@ -134,7 +134,7 @@ class GenerationRequest:
         admission: that it may be worked on, for which key, and what was taken from the key's rate.
         prompts: one or several.
         num_choices: answers for each prompt.
-        max_tokens: for each prompt, at most so many tokens in an answer.
+        max_tokens: the most tokens in an answer, for each prompt.
     """
 
     identifier: str

@@ -38,7 +38,7 @@ def _kind_of_part(value: Any) -> Any:
 
 
 class KnownFields(BaseModel):
-    """An object of a request: every field is known, and there are not so many that naming them costs time."""
+    """An object of a request: every field is known, and there are few enough that naming them costs no time."""
 
     model_config = ConfigDict(extra="forbid")
 

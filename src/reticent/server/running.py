@@ -50,7 +50,7 @@ def permitted_host(host: str, table: KeyTable) -> tuple[str, str | None]:
 
 
 def serve(service: Service, host: str, port: int) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP; answers at hand are then finished within the grace (`draining`).
+    """Serve until SIGTERM, SIGINT or SIGHUP; answers in progress are then finished within the grace (`draining`).
 
     Raises:
         InvalidValueError: the address cannot be had, or this process may open too few files.

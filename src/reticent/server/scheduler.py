@@ -24,7 +24,7 @@ the realised world.
 | an answer is cancelled | it leaves before the next step, or at once where it waits; what was released stays charged |
 | a suspended answer cannot be read again | that answer ends with `FAULT`; its tokens stay charged |
 | answers of one key fill its line | the key's further requests are refused whole; other keys' lines are their own |
-| the server stops | no new answers; those at hand or suspended are finished, or end with `SHUTDOWN` at a deadline |
+| the server stops | no new answers; those in progress or suspended are finished, or end with `SHUTDOWN` at a deadline |
 """
 
 import logging
@@ -138,7 +138,7 @@ class Batcher(Generic[C]):
             job.sink.end(FinishReason.CANCELLED)
 
     def close(self, drain_seconds: float) -> None:
-        """Take no more jobs, finish those at hand within `drain_seconds`, and end the thread."""
+        """Take no more jobs, finish those in progress within `drain_seconds`, and end the thread."""
         self.begin_closing(drain_seconds)
         if self._thread.is_alive():
             self._thread.join()
@@ -167,7 +167,7 @@ class Batcher(Generic[C]):
 
     @property
     def is_alive(self) -> bool:
-        """True if the thread runs, be it only to finish what is at hand."""
+        """True if the thread runs, be it only to finish what is in progress."""
         return self._thread.is_alive()
 
     @property

@@ -20,7 +20,7 @@ from reticent.server.settings import OnExhausted, ServerSettings
 from reticent.server.tokenising import Tokenising
 
 
-class Deployment(Protocol):
+class DeploymentLedger(Protocol):
     """A deployment's ledger, as the server needs it."""
 
     @property
@@ -46,7 +46,7 @@ class Service:
     settings: ServerSettings
     run_id: str
     started: int
-    deployment: Deployment
+    deployment: DeploymentLedger
     usage: UsageTable
     prompts: Prompts
     tokenising: Tokenising
@@ -73,7 +73,7 @@ def assemble(
     started: int,
     ensemble: ServedEnsemble[Any],
     tokenizer: Any,
-    deployment: Deployment,
+    deployment: DeploymentLedger,
     database: Database,
     declared_ends: Collection[int] = (),
 ) -> Service:

@@ -115,7 +115,7 @@ class ServerSettings:
         num_drafts: most tokens the public model guesses ahead for an answer; see `decoding.speculative`.
         refuse_seeds: whether a request with a seed gets status 400.
         connections: bounds on connections, and what is logged of clients.
-        drain_seconds: how long answers at hand may take once the server is told to stop.
+        drain_seconds: how long answers in progress may take once the server has to stop.
     """
 
     model_name: str

@@ -1,6 +1,7 @@
-"""Whose turn it is: API keys share places in the batch, the reading of prompts, and everything else they queue for.
+"""Turns of API keys: they share places in the batch, the reading of prompts, and everything else they queue for.
 
-What is decided here is a function of who asks, of what is at hand and of steps counted. No keys at all count as one.
+A turn is a function of the keys that ask, of what they have in the batch and of steps counted. No keys at all count as
+one.
 """
 
 from collections import Counter, deque

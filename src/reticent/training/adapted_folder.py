@@ -165,7 +165,7 @@ class AdaptedFolder:
         """The base model, found under its recorded name or another, and verified by content.
 
         Raises:
-            ModelError: no such base is at hand.
+            ModelError: no such base is found.
             RunDirectoryError: what is found there is another base or another tokenizer; both hashes are named.
         """
         base = resolve_base_model(name or self.manifest.base.name)
@@ -183,7 +183,7 @@ class AdaptedFolder:
             device: where to compute.
 
         Raises:
-            ModelError: no base is at hand, or the weights do not fit it.
+            ModelError: no base is found, or the weights do not fit it.
             RunDirectoryError: the base is another than recorded; both hashes are named.
             InvalidValueError: there is no such device here.
         """

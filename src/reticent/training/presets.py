@@ -26,7 +26,7 @@ class PresetValues:
         learning_rate: the peak.
         epochs: passes over each world's records.
         rank: LoRA's inner dimension.
-        num_top_layers: adapt the last so many blocks; None for all.
+        num_top_layers: number of blocks to adapt, from the top; None for all.
     """
 
     learning_rate: float

@@ -65,7 +65,7 @@ def calibrate(num_members: int, training: SingleTrainingSettings, privacy: Priva
     if not privacy.delta * num_members < 1.0:
         raise InvalidValueError(
             f"dp-delta must be below one over the {num_members:,} members, {1 / num_members:.3g}, got "
-            f"{privacy.delta!r}: a training that gives one member in so many away whole would keep it"
+            f"{privacy.delta!r}: a training that gives one in that number of members away whole would keep it"
         )
     batch_size = min(training.batch_size, num_members)
     num_steps = training.epochs * num_batches(num_members, batch_size)

@@ -22,7 +22,7 @@ class LoraSettings(FrozenModel):
         rank: inner dimension r.
         alpha: B A is multiplied by alpha / rank.
         target_modules: last parts of module paths, or `attention`, or `all-linear`.
-        num_top_layers: adapt the last so many blocks only; None for all.
+        num_top_layers: number of blocks to adapt, from the top; None for all.
     """
 
     rank: int = Field(default=8, ge=1)
