@@ -40,7 +40,11 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_planning_loads_no_framework():
-    assert not loaded_by("import reticent; reticent.plan(tokens=10, step_budget='2^-8')") & (HEAVY - {"scipy"})
+    assert not loaded_by("import reticent; reticent.plan(tokens=10, step_budget='2^-8')") & HEAVY
+
+
+def test_help_loads_nothing_heavy():
+    assert not loaded_by("from reticent.cli.main import main; main(['--help'])") & (HEAVY - {"rich"})
 
 
 @pytest.mark.parametrize("name", reticent.__all__)

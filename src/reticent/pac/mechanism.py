@@ -3,13 +3,13 @@
 A further one is a file beside `gaussian` and `mixture` with its proof, and an entry in each table here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
-from reticent.pac.gaussian import GaussianMechanism
-from reticent.pac.mixture import MixtureMechanism
-from reticent.pac.release import Mechanism
+if TYPE_CHECKING:
+    from reticent.pac.release import Mechanism
 
 
 class ReleaseMechanism(StrEnum):
@@ -29,16 +29,20 @@ DESCRIPTIONS: Final[dict[ReleaseMechanism, str]] = {
 }
 """One clause for each mechanism, for help texts."""
 
-_MECHANISMS: Final[dict[ReleaseMechanism, Callable[[float], Mechanism[Any]]]] = {
-    ReleaseMechanism.GAUSSIAN: GaussianMechanism,
-    ReleaseMechanism.MIXTURE: MixtureMechanism,
-}
 
-
-def mechanism_for(release: ReleaseMechanism, step_budget: float) -> Mechanism[Any]:
+def mechanism_for(release: ReleaseMechanism, step_budget: float) -> "Mechanism[Any]":
     """Return a mechanism of the set at a step budget b in nats.
 
     Raises:
         InvalidValueError: the budget is out of range.
     """
-    return _MECHANISMS[release](step_budget)
+    return _mechanisms()[release](step_budget)
+
+
+@cache
+def _mechanisms() -> "Mapping[ReleaseMechanism, Callable[[float], Mechanism[Any]]]":
+    # Imported by the first ballot, whatever its votes: help and plans need the names alone, and not SciPy.
+    from reticent.pac.gaussian import GaussianMechanism
+    from reticent.pac.mixture import MixtureMechanism
+
+    return {ReleaseMechanism.GAUSSIAN: GaussianMechanism, ReleaseMechanism.MIXTURE: MixtureMechanism}
