@@ -19,7 +19,7 @@ from reticent.decoding.generate import cast_votes
 from reticent.decoding.votes import DecodingSettings
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control, control_tokens
-from reticent.evaluation.free_running import NothingKept
+from reticent.evaluation.discarding_store import DiscardingStore
 from reticent.pac.curator import Curator, CuratorState
 from reticent.protocols import C, Ensemble
 from reticent.randomness import PublicCoins, SeededNoise
@@ -67,7 +67,7 @@ class ByCurator:
 
     def __init__(self, decoding: DecodingSettings, num_worlds: int, noise: SeededNoise) -> None:
         self._decoding = decoding
-        self._curator = Curator.for_experiments(CuratorState.initial(num_worlds, noise), NothingKept(), noise)
+        self._curator = Curator.for_experiments(CuratorState.initial(num_worlds, noise), DiscardingStore(), noise)
 
     def choose(self, votes_M: NDArray[np.int64], step: int) -> int:
         """See `Chooser.choose`."""

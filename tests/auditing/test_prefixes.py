@@ -9,7 +9,7 @@ from scoring_oracle import assert_same_signals, assert_same_values, begin_tokeni
 from tiny_models import BOS, EOS, FAMILIES, build_tiny_model, byte_tokenizer
 
 from reticent.auditing.inputs.cache import SignalCache, cached_signals
-from reticent.auditing.inputs.prefixes import PrefixedScorer, prefixed_signals
+from reticent.auditing.inputs.prefixes import PrefixedScorer, longest_text
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.errors import InvalidValueError
 from reticent.protocols import TokenSignals
@@ -21,6 +21,10 @@ SHOTS = ("first shot", "second", "third one")
 TEXTS = ("alpha beta", "gamma", "", "delta epsilon zeta", "first shot")
 SETTINGS = TechniqueSettings(rank=3, bottleneck=5, prefix_tokens=4, p_tuning_tokens=3, prompt_tokens=2)
 BOTH_TOKENIZERS = pytest.mark.parametrize("tokenizer", [byte_tokenizer(), begin_tokenizer()], ids=["no-begin", "begin"])
+
+
+def prefixed_signals(scorer, prefix_texts, texts):
+    return PrefixedScorer(scorer, prefix_texts, longest_text(scorer, texts)).score(texts)
 
 
 def scorer_of(module: Any, tokenizer: Any, max_tokens: int = 32) -> ModelScorer:

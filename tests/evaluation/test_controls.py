@@ -1,7 +1,6 @@
-"""Controls against plain counting and their distributions; the secret's absence from them; leakage with no noise."""
+"""Controls against plain counting and their distributions; the secret's absence from them."""
 
 import inspect
-import math
 from collections import Counter
 
 import numpy as np
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import stats
 
-from experiments.studies import nonprivate
-from experiments.studies.nonprivate import noiseless_information_nats, noiseless_tokens
 from reticent.errors import InvalidValueError
 from reticent.evaluation import controls
 from reticent.evaluation.controls import Control, control_tokens, fresh_world_draw, plurality, request_world_draw
@@ -59,7 +56,6 @@ def test_no_control_has_a_secret_among_its_arguments_and_each_casts_a_vote_that_
         for name in inspect.signature(function).parameters
     }
     assert names == {"control", "votes_NM", "generator", "request_N", "world_N"}
-    assert "secret" in inspect.signature(nonprivate.noiseless_tokens).parameters
     tokens = control_tokens(control, VOTES, generator(3))
     assert tokens.dtype == np.int64
     assert all(token in row for token, row in zip(tokens, VOTES, strict=True))
@@ -107,34 +103,9 @@ def test_one_request_is_one_worlds_text_whole():
 def test_what_is_no_table_of_votes_is_refused(control, votes):
     with pytest.raises(InvalidValueError, match="one column a world"):
         control_tokens(control, votes, generator())
-    with pytest.raises(InvalidValueError, match="one column a world"):
-        noiseless_information_nats(votes)
 
 
 @pytest.mark.parametrize("requests", [np.zeros(2, dtype=int), np.zeros(3), np.zeros((3, 1), dtype=int)])
 def test_requests_must_match_the_positions(requests):
     with pytest.raises(InvalidValueError, match="each of 3 positions"):
         request_world_draw(VOTES, generator(), requests)
-
-
-def test_the_noiseless_release_is_the_secrets_column():
-    np.testing.assert_array_equal(noiseless_tokens(VOTES, 2), [9, 4, 2])
-    for secret in (-1, 6):
-        with pytest.raises(InvalidValueError, match="secret"):
-            noiseless_tokens(VOTES, secret)
-
-
-def test_without_noise_every_dissent_narrows_the_worlds_down():
-    """Halves, then quarters: log 2 and log 4; unanimity tells nothing; a repeated split tells nothing new."""
-    votes = np.array([[6, 6, 6, 6], [1, 1, 2, 2], [5, 5, 0, 0], [3, 4, 3, 4], [9, 9, 9, 9]])
-    expected = [0.0, math.log(2), math.log(2), math.log(4), math.log(4)]
-    np.testing.assert_allclose(noiseless_information_nats(votes), expected, atol=1e-15)
-
-
-@given(tables)
-def test_noiseless_information_is_the_entropy_of_the_texts(votes):
-    told = noiseless_information_nats(votes)
-    for length in range(1, votes.shape[0] + 1):
-        texts = Counter(tuple(column) for column in votes[:length].T)
-        shares = np.array(list(texts.values())) / votes.shape[1]
-        assert told[length - 1] == pytest.approx(stats.entropy(shares), abs=1e-12)

@@ -7,7 +7,7 @@ from hand_made_votes import random_tensor, tensor_of
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control
-from reticent.evaluation.free_running import NothingKept
+from reticent.evaluation.discarding_store import DiscardingStore
 from reticent.evaluation.utility import Utility, UtilitySettings, utility
 from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
@@ -73,7 +73,7 @@ def test_the_curator_itself_gives_the_same_accuracy_and_flips():
     hits, flips = [], []
     for seed in range(64):
         curator = Curator.for_experiments(
-            CuratorState(seed % 16, Posterior.uniform(16).log_weights), NothingKept(), SeededNoise(seed)
+            CuratorState(seed % 16, Posterior.uniform(16).log_weights), DiscardingStore(), SeededNoise(seed)
         )
         tokens = np.array([curator.release(v, Charging(budget), request="", step=i).token for i, v in enumerate(votes)])
         hits.append((tokens == tensor.targets_N).mean())

@@ -17,7 +17,7 @@ from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.engine.engine import Engine
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control
-from reticent.evaluation.free_running import NothingKept
+from reticent.evaluation.discarding_store import DiscardingStore
 from reticent.layers.adapters import StackedAdapters, select_modules
 from reticent.layers.forward import batched_decoder
 from reticent.pac.curator import Curator, CuratorState
@@ -55,7 +55,7 @@ def test_texts_in_lockstep_are_those_of_the_token_loop(engine, mechanism):
     )
     for text, prompt in enumerate(PROMPTS):
         noise = SeededNoise(text)
-        curator = Curator.for_experiments(CuratorState.initial(WORLDS, noise), NothingKept(), noise)
+        curator = Curator.for_experiments(CuratorState.initial(WORLDS, noise), DiscardingStore(), noise)
         coins = PublicCoins.from_seed(7, text)
         alone = list(generate(engine, prompt, decoding, curator, coins, "x", 10))
         assert found.tokens[text] == [token.token for token in alone]

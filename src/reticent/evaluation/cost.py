@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
-from reticent.evaluation.free_running import NothingKept
+from reticent.evaluation.discarding_store import DiscardingStore
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
@@ -130,7 +130,7 @@ def decode_seconds(ensemble: Ensemble[C], prompt: Sequence[int], num_tokens: int
 def _release_seconds(votes_TM: NDArray[np.int32], step_budget: float) -> NDArray[np.float64]:
     num_worlds = votes_TM.shape[1]
     state = CuratorState(0, Posterior.uniform(num_worlds).log_weights)
-    curator = Curator.for_experiments(state, NothingKept(), SeededNoise(0))
+    curator = Curator.for_experiments(state, DiscardingStore(), SeededNoise(0))
     charging, seconds = Charging(step_budget), []
     for step, votes_M in enumerate(votes_TM.astype(np.int64)):
         began = time.perf_counter()

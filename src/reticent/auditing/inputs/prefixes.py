@@ -84,17 +84,6 @@ class PrefixedScorer:
         return np.concatenate(others)
 
 
-def prefixed_signals(
-    scorer: ModelScorer, prefix_texts: Sequence[str], texts: Sequence[str]
-) -> list[TokenSignals | None]:
-    """The signals of texts behind a prefix, in order; see `PrefixedScorer`.
-
-    Raises:
-        InvalidValueError: there is no shot, or none fits before the longest text.
-    """
-    return PrefixedScorer(scorer, prefix_texts, longest_text(scorer, texts)).score(texts)
-
-
 def longest_text(scorer: ModelScorer, texts: Sequence[str]) -> int:
     """Tokens of the longest of some texts."""
     return max((len(encoded.token_ids) for encoded in scorer.encode(texts)), default=0)

@@ -5,6 +5,8 @@ Where a model computes query, key and value in one projection, the query is resc
 
 from typing import Any
 
+from torch import nn
+
 from reticent.models.sublayers import find_blocks, is_stored_transposed
 from reticent.training.settings import TechniqueSettings
 from reticent.training.techniques.peft_technique import PeftTechnique, task_type
@@ -15,16 +17,18 @@ class Ia3(PeftTechnique):
 
     peft_type = "IA3"
 
-    def config(self, model: Any, settings: TechniqueSettings) -> Any:
+    def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
         """Factors in every block."""
         from peft import IA3Config
 
         blocks = find_blocks(model)
         feed_forward = [block.feed_forward.output for block in blocks]
         key_value = [path for block in blocks for part in block.attention for path in part.key_value]
-        return IA3Config(
+        config = IA3Config(
             task_type=task_type(model),
             target_modules=key_value + feed_forward,
             feedforward_modules=feed_forward,
             fan_in_fan_out=is_stored_transposed(model, blocks),
         )
+        module: nn.Module = self.add(model, config)
+        return module

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import nn
+
 from reticent.models.sublayers import find_blocks, is_stored_transposed, select_paths
 from reticent.training.settings import TechniqueSettings
 from reticent.training.techniques.peft_technique import PeftTechnique, task_type
@@ -13,12 +15,12 @@ class Lora(PeftTechnique):
     peft_type = "LORA"
     can_train_privately = True
 
-    def config(self, model: Any, settings: TechniqueSettings) -> Any:
+    def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
         """LoRA on the target modules of every block."""
         from peft import LoraConfig
 
         blocks = find_blocks(model)
-        return LoraConfig(
+        config = LoraConfig(
             task_type=task_type(model),
             r=settings.rank,
             lora_alpha=settings.alpha,
@@ -26,3 +28,5 @@ class Lora(PeftTechnique):
             target_modules=select_paths(blocks, settings.target_modules),
             fan_in_fan_out=is_stored_transposed(model, blocks),
         )
+        module: nn.Module = self.add(model, config)
+        return module

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import nn
+
 from reticent.training.settings import TechniqueSettings
 from reticent.training.techniques.peft_technique import (
     VirtualTokens,
@@ -16,13 +18,15 @@ class PTuning(VirtualTokens):
 
     peft_type = "P_TUNING"
 
-    def config(self, model: Any, settings: TechniqueSettings) -> Any:
+    def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
         """As many virtual tokens as the settings say."""
         from peft import PromptEncoderConfig
 
-        return PromptEncoderConfig(
+        config = PromptEncoderConfig(
             task_type=task_type(model),
             num_virtual_tokens=settings.p_tuning_tokens,
             encoder_hidden_size=embedding_width(model),
             **virtual_token_shape(model),
         )
+        module: nn.Module = self.add(model, config)
+        return module

@@ -6,7 +6,6 @@ what is read must hold exactly the weights that its settings ask for, since PEFT
 
 import json
 import warnings
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 
 
 class PeftTechnique(AdaptationTechnique):
-    """A technique of PEFT's; a subclass gives its settings.
+    """A technique of PEFT's; a subclass attaches new adapters.
 
     Attributes:
         peft_type: the technique's name in PEFT's settings.
@@ -35,26 +34,11 @@ class PeftTechnique(AdaptationTechnique):
 
     peft_type: ClassVar[str]
 
-    @abstractmethod
-    def config(self, model: Any, settings: TechniqueSettings) -> Any:
-        """PEFT's settings of new adapters on a model.
-
-        Raises:
-            ModelError: the model has parts that are not understood.
-            InvalidValueError: the settings name modules that the model does not have.
-        """
-
     def is_on(self, module: nn.Module) -> bool:
         """True if the module is a PEFT model of this technique."""
         from peft import PeftModel
 
         return isinstance(module, PeftModel) and module.active_peft_config.peft_type == self.peft_type
-
-    def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
-        """A PEFT model around `model`, with new adapters that train."""
-        model.requires_grad_(requires_grad=False)
-        module: nn.Module = self.wrap(model, self.config(model, settings))
-        return module
 
     def load(self, base: Any, settings: TechniqueSettings, folder: Path) -> nn.Module:
         """A PEFT model around `base`, with the adapters that a PEFT folder holds, frozen."""
@@ -128,6 +112,10 @@ class PeftTechnique(AdaptationTechnique):
         config: Any = module.active_peft_config
         return int(config.num_virtual_tokens) if config.is_prompt_learning else 0
 
+    def add(self, model: Any, config: Any) -> Any:
+        """Freeze a model and wrap it with new adapters that train."""
+        return self.wrap(model.requires_grad_(requires_grad=False), config)
+
     def wrap(self, model: Any, config: Any) -> Any:
         """A PEFT model around `model`, without what PEFT changes in the base or guesses of it."""
         from peft import get_peft_model
@@ -177,7 +165,7 @@ class OtherPeft(PeftTechnique):
 
         return isinstance(module, PeftModel)
 
-    def config(self, model: Any, settings: TechniqueSettings) -> Any:
+    def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
         """Refuse: nothing is known of its training."""
         raise InvalidValueError("a PEFT adapter of another kind is only read, not trained")
 

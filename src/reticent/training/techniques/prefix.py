@@ -35,16 +35,11 @@ class PrefixTuning(PeftTechnique):
                 does not survive.
         """
         _refuse_checkpointing(model)
-        model.requires_grad_(requires_grad=False)
         states = _cached_states(model, settings.prefix_tokens)
-        module = self.wrap(model, _config_of(model, states, settings.prefix_tokens))
+        module = self.add(model, _config_of(model, states, settings.prefix_tokens))
         with torch.no_grad():
             module.prompt_encoder["default"].embedding.weight.copy_(_prefix_weight(states))
         return module  # type: ignore[no-any-return]
-
-    def config(self, model: Any, settings: TechniqueSettings) -> Any:
-        """A prefix of the shape of the model's cache."""
-        return _config_of(model, _cached_states(model, settings.prefix_tokens), settings.prefix_tokens)
 
     def detach(self, module: nn.Module) -> Any:
         """Take the prefix off, with the guard that stands before the base's forward pass."""

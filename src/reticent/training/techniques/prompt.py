@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import nn
+
 from reticent.training.settings import TechniqueSettings
 from reticent.training.techniques.peft_technique import VirtualTokens, task_type, virtual_token_shape
 
@@ -11,13 +13,15 @@ class PromptTuning(VirtualTokens):
 
     peft_type = "PROMPT_TUNING"
 
-    def config(self, model: Any, settings: TechniqueSettings) -> Any:
+    def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
         """As many virtual tokens as the settings say."""
         from peft import PromptTuningConfig
 
-        return PromptTuningConfig(
+        config = PromptTuningConfig(
             task_type=task_type(model),
             num_virtual_tokens=settings.prompt_tokens,
             prompt_tuning_init="SAMPLE_VOCAB",
             **virtual_token_shape(model),
         )
+        module: nn.Module = self.add(model, config)
+        return module
