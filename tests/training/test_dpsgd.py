@@ -21,7 +21,7 @@ from reticent.training.dpsgd import (
     epsilon_spent,
     poisson_sample,
 )
-from reticent.training.private_training import PrivateGradients, calibrate, probed_per_record_gradients, refuse_unsuited
+from reticent.training.private_training import PrivateGradients, calibrate, probe_per_record_gradients, refuse_unsuited
 from reticent.training.settings import Technique, TechniqueSettings
 from reticent.training.single_settings import PrivacySettings, SingleTrainingSettings
 from reticent.training.single_training import Texts
@@ -196,7 +196,7 @@ def test_no_record_moves_the_sum_by_more_than_the_clipping_norm():
     pytest.importorskip("opacus")
     module, loss, texts = hooked("llama", Technique.LORA)
     module.train()
-    per_record = probed_per_record_gradients(module, loss)
+    per_record = probe_per_record_gradients(module, loss)
     sums = {}
     for left_out in (None, *range(len(texts))):
         records = [record for record in range(len(texts)) if record != left_out]
@@ -280,7 +280,7 @@ def test_records_that_opacus_cannot_tell_apart_are_noticed():
     module, loss, _ = hooked("gpt2", Technique.FULL)
     # One table of positions serves all records of a batch, so its gradient is their sum.
     with pytest.raises(ModelError, match=r"wpe\.weight do not come apart by record"):
-        probed_per_record_gradients(module, loss)
+        probe_per_record_gradients(module, loss)
 
 
 def test_a_mixture_of_records_is_noticed(monkeypatch):
@@ -296,7 +296,7 @@ def test_a_mixture_of_records_is_noticed(monkeypatch):
     monkeypatch.setitem(GradSampleModule.GRAD_SAMPLERS, torch.nn.Linear, mixing)
     module, loss, _ = hooked("llama", Technique.LORA)
     with pytest.raises(ModelError, match="not those of its records"):
-        probed_per_record_gradients(module, loss)
+        probe_per_record_gradients(module, loss)
 
 
 @pytest.mark.parametrize(
@@ -320,4 +320,4 @@ def test_a_missing_extra_is_named(monkeypatch):
         calibrate_noise(1.0, 1e-5, 0.1, 10)
     module, loss, _ = hooked("llama", Technique.LORA)
     with pytest.raises(InvalidValueError, match=r"pip install 'reticent\[dp\]'"):
-        probed_per_record_gradients(module, loss)
+        probe_per_record_gradients(module, loss)

@@ -9,7 +9,7 @@ from tiny_models import build_tiny_model
 from reticent.errors import InvalidValueError
 from reticent.layers.forward import batched_decoder
 from reticent.training import compilation as fusing
-from reticent.training.compilation import chooses_to_fuse, keeps_fusing
+from reticent.training.compilation import confirm_fusing, decide_fusing
 
 
 class Notes:
@@ -46,9 +46,9 @@ def elsewhere(architecture):
 def test_by_default_long_trainings_are_compiled_and_short_ones_are_not(compiler, llama):
     compiler(there=True)
     notes = Notes()
-    assert chooses_to_fuse(None, long(), llama, notes)
+    assert decide_fusing(None, long(), llama, notes)
     assert len(notes.lines) == 1
-    assert not chooses_to_fuse(None, long() - 1, llama, notes)
+    assert not decide_fusing(None, long() - 1, llama, notes)
     assert len(notes.lines) == 1
 
 
@@ -59,12 +59,12 @@ def test_by_default_only_bases_with_something_to_compile_are(compiler, family, c
     compiler(there=True)
     notes = Notes()
     architecture = batched_decoder(build_tiny_model(family)).architecture
-    assert chooses_to_fuse(None, long(), architecture, notes) is compiled
+    assert decide_fusing(None, long(), architecture, notes) is compiled
     assert len(notes.lines) == compiled
-    assert chooses_to_fuse(True, 1, architecture, notes)
+    assert decide_fusing(True, 1, architecture, notes)
     compiler(there=False)
     notes = Notes()
-    assert not chooses_to_fuse(None, long(), architecture, notes)
+    assert not decide_fusing(None, long(), architecture, notes)
     # Nobody is told to install what would bring nothing.
     assert len(notes.lines) == compiled
 
@@ -72,48 +72,48 @@ def test_by_default_only_bases_with_something_to_compile_are(compiler, family, c
 def test_without_a_compiler_training_goes_on_and_says_why_and_what_one_would_bring(compiler, llama):
     compiler(there=False)
     notes = Notes()
-    assert not chooses_to_fuse(None, long(), llama, notes)
+    assert not decide_fusing(None, long(), llama, notes)
     assert all(word in notes.lines[0] for word in ("no Python.h", "a tenth", "compiler", "cache folder"))
-    assert not chooses_to_fuse(None, long() - 1, llama, notes)
+    assert not decide_fusing(None, long() - 1, llama, notes)
     assert len(notes.lines) == 1
 
 
 def test_what_was_asked_for_counts(compiler, llama):
     compiler(there=True)
-    assert chooses_to_fuse(True, 1, llama, Notes())
-    assert not chooses_to_fuse(False, long(), llama, Notes())
+    assert decide_fusing(True, 1, llama, Notes())
+    assert not decide_fusing(False, long(), llama, Notes())
 
 
 def test_asking_for_what_cannot_be_compiled_is_an_error_that_says_why(compiler, llama):
     compiler(there=False)
     with pytest.raises(InvalidValueError, match=r"--compile: .*\(no Python\.h\).* C\+\+ compiler .*cache folder"):
-        chooses_to_fuse(True, 1, llama, Notes())
-    assert not chooses_to_fuse(False, 1, llama, Notes())
+        decide_fusing(True, 1, llama, Notes())
+    assert not decide_fusing(False, 1, llama, Notes())
 
 
 def test_compiling_is_for_processors(compiler, llama):
     compiler(there=True)
-    assert not chooses_to_fuse(None, long(), elsewhere(llama), Notes())
+    assert not decide_fusing(None, long(), elsewhere(llama), Notes())
     with pytest.raises(InvalidValueError, match="not on meta"):
-        chooses_to_fuse(True, long(), elsewhere(llama), Notes())
+        decide_fusing(True, long(), elsewhere(llama), Notes())
 
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_training_goes_on_as_it_was_begun(compiler, llama, begun):
     compiler(there=True)
     notes = Notes()
-    assert keeps_fusing(begun, None, llama, notes) is begun
-    assert keeps_fusing(begun, begun, llama, notes) is begun
+    assert confirm_fusing(begun, None, llama, notes) is begun
+    assert confirm_fusing(begun, begun, llama, notes) is begun
     assert len(notes.lines) == 2 * begun
     with pytest.raises(InvalidValueError, match="begun with --compile" if begun else "begun with --no-compile"):
-        keeps_fusing(begun, not begun, llama, notes)
+        confirm_fusing(begun, not begun, llama, notes)
 
 
 def test_a_training_that_can_no_longer_go_on_compiled_does_not_go_on_otherwise(compiler, llama):
     compiler(there=False)
     with pytest.raises(InvalidValueError, match=r"begun compiled.*no Python\.h.*--no-compile and another --out"):
-        keeps_fusing(True, None, llama, Notes())
-    assert not keeps_fusing(False, None, llama, Notes())
+        confirm_fusing(True, None, llama, Notes())
+    assert not confirm_fusing(False, None, llama, Notes())
     compiler(there=True)
     with pytest.raises(InvalidValueError, match=r"begun compiled.*not on meta"):
-        keeps_fusing(True, None, elsewhere(llama), Notes())
+        confirm_fusing(True, None, elsewhere(llama), Notes())

@@ -209,12 +209,12 @@ def resolve_base_model(name: str) -> LanguageModel:
         ModelError: nothing by that name can be read here; the message lists what was tried.
     """
     if name == PACKAGED_MODEL:
-        return LanguageModel(name, _converted_gguf(_packaged_gguf()))
+        return LanguageModel(name, _find_or_convert_gguf(_find_packaged_gguf()))
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelError(f"base model {name!r}: there is no such GGUF file")
-        return LanguageModel(name, _converted_gguf(path))
+        return LanguageModel(name, _find_or_convert_gguf(path))
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"base model {name!r}: the folder has no config.json, so it is not a saved model")
@@ -240,7 +240,7 @@ def usable_device(name: str) -> torch.device:
 
 
 def _refuse_missing(name: str, loading_info: dict[str, Any]) -> None:
-    """Refuse parameters without weights: `transformers` fills them with random numbers and goes on."""
+    """Refuse parameters without weights: `transformers` fills them with random numbers and continues."""
     missing = sorted(loading_info["missing_keys"])
     if missing:
         raise ModelError(
@@ -256,7 +256,7 @@ def _hash_files(paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _packaged_gguf() -> Path:
+def _find_packaged_gguf() -> Path:
     # The package's own module would import an unrelated command-line tool, so it is located, not imported.
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -282,7 +282,7 @@ def _hub_snapshot(name: str) -> Path:
         ) from None
 
 
-def _converted_gguf(gguf: Path) -> Path:
+def _find_or_convert_gguf(gguf: Path) -> Path:
     """The cache folder with `gguf` dequantised to float32 safetensors; converts on first use, atomically."""
     target = cache_folder() / "models" / f"{sha256_of_file(gguf)[:32]}-v{_CONVERSION_VERSION}"
     if (target / "config.json").is_file():

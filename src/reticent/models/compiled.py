@@ -33,7 +33,7 @@ class ProjectedHeads(NamedTuple):
 
     Attributes:
         sizes: the number of query, key and value heads.
-        per_head: whether each head's query, key and value stand together, in place of all queries first.
+        per_head: true if each head's query, key and value are adjacent; false if all queries come first.
         interleaved: see `block.Rotation`.
     """
 

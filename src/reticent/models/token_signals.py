@@ -24,7 +24,7 @@ from reticent.protocols import TokenSignals
 __all__ = ["TokenSignals", "log_probabilities_of_hidden", "signals_of_hidden", "signals_of_logits", "split_signals"]
 
 _CACHED_ELEMENTS = 1 << 19
-"""Entries of logits whose statistics are computed at once: few enough to stay in cache."""
+"""Entries of logits whose statistics are computed together: few enough to stay in cache."""
 _NEGLIGIBLE = -80.0
 """Logits this far below the largest weigh nothing; cut there, no product meets infinity or a subnormal number."""
 

@@ -1,6 +1,6 @@
 """Private corpora: reading them, and grouping their records into privacy units.
 
-Formats, told from the file's suffix, each also gzipped (`.gz` appended):
+Formats, recognised by the file's suffix, each also gzipped (`.gz` appended):
 
     .jsonl     one JSON object a line
     .csv       a header row, then one record a row (RFC 4180 quoting)

@@ -20,8 +20,8 @@ def end_tokens(tokenizer: Any, declared: Collection[int] = ()) -> frozenset[int]
 def turn_end(tokenizer: Any) -> int | None:
     """The token that the chat template puts after an assistant's message, such as `<|im_end|>`.
 
-    None where there is no template, it does not take a question and an answer, or no single token stands there. Words
-    and line breaks end a turn in some templates, and are part of ordinary text: only added tokens count.
+    None where there is no template, it does not take a question and an answer, or no single token ends the answer.
+    Words and line breaks end a turn in some templates, and are part of ordinary text: only added tokens count.
     """
     if not tokenizer.chat_template:
         return None

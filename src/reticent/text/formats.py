@@ -1,7 +1,7 @@
 """The file formats of a corpus, each read as a stream of rows: the one place where corpus files are touched.
 
 Every reader yields `Row`s that hold at least the wanted keys, and raises `CorpusError` with file and line for whatever
-it cannot read, or could read in two ways: a key that stands twice in a row. No message quotes a text.
+it cannot read, or could read in two ways: a key that occurs twice in a row. No message quotes a text.
 """
 
 import csv
@@ -30,7 +30,7 @@ _MAX_CSV_FIELD = 2**31 - 1
 
 @dataclass(frozen=True)
 class Row:
-    """One record as read: where it stands ("file:line") and its values by key."""
+    """One record as read: its place ("file:line") and its values by key."""
 
     source: str
     values: Mapping[str, object]
@@ -98,7 +98,7 @@ def _jsonl_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
                 continue
             source = f"{path}:{number}"
             try:
-                values = json.loads(line, object_pairs_hook=_distinct)
+                values = json.loads(line, object_pairs_hook=_refuse_repeated_keys)
             except _RepeatedKeyError as error:
                 raise CorpusError(f"{source}: the key {error.key!r} appears twice in one object; keep one") from None
             except json.JSONDecodeError as error:
@@ -121,7 +121,7 @@ class _RepeatedKeyError(Exception):
         self.key = key
 
 
-def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The object of these pairs, at any depth of a row.
 
     Raises:

@@ -30,9 +30,9 @@ class TextTemplate(FrozenModel):
     """A template: the surroundings of a text, its length limit, and its end.
 
     Attributes:
-        text: what a model reads, with `{text}` once where the text stands.
+        text: what a model reads, with `{text}` once in the text's place.
         encoder_input: for encoder-decoder models, what the encoder reads: the same for every text, or with `{input}`
-            once where each text's own input stands.
+            once in the place of each text's own input.
         max_tokens: longer sequences are cut, of the encoder's input as well.
         add_eos: whether a sequence that is not cut ends with the end-of-text token.
     """
@@ -150,7 +150,7 @@ def collate(encoded: Sequence[EncodedText], pad_id: int) -> dict[str, Tensor]:
 
     Args:
         encoded: B texts of one kind of model, each with at least one token.
-        pad_id: stands in padded positions, which no other position sees and no label asks for.
+        pad_id: fills padded positions, which no other position sees and no label includes.
 
     Returns:
         `input_ids` and `attention_mask`, int64[B, T] (int64[B, S] of the encoder where there is one), and `labels`,

@@ -74,15 +74,15 @@ def encode_texts(
 def whole_documents(tokenizer: Any, texts: Sequence[str], *, add_end: bool = True) -> Iterator[list[int]]:
     """Yield the token ids of each text, uncut, with the tokenizer's own special tokens around them.
 
-    A beginning-of-text token stands there once, also where the text spells out another. The end-of-text token stands
-    there once if `add_end`, and otherwise only where the text itself ends with it.
+    A beginning-of-text token occurs once, also where the text spells out another. The end-of-text token occurs
+    once if `add_end`, and otherwise only where the text itself ends with it.
     """
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    tokenizer_adds_end = _adds_end(tokenizer)
+    has_end = _is_end_added(tokenizer)
     for start in range(0, len(texts), _ENCODE_AT_ONCE):
-        # verbose: whoever cuts texts counts them, so the tokenizer need not warn of long ones.
+        # verbose: callers count the texts that they cut, so the tokenizer need not warn of long ones.
         for ids in tokenizer(list(texts[start : start + _ENCODE_AT_ONCE]), verbose=False)["input_ids"]:
-            own = ids[:-1] if tokenizer_adds_end else ids
+            own = ids[:-1] if has_end else ids
             first = next((i for i, token in enumerate(own) if token != begin), len(own)) if begin is not None else 0
             content = own[max(0, first - 1) :]
             yield [*content, end] if add_end and end is not None and content[-1:] != [end] else content
@@ -113,7 +113,7 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     return ids
 
 
-def _adds_end(tokenizer: Any) -> bool:
+def _is_end_added(tokenizer: Any) -> bool:
     """True if the tokenizer itself closes a text with the end-of-text token."""
     closed, bare = (tokenizer("a", add_special_tokens=special, verbose=False)["input_ids"] for special in (True, False))
     return bool(closed[-1:] == [tokenizer.eos_token_id] != bare[-1:])

@@ -220,7 +220,7 @@ def write_adapted(
     Args:
         folder: made where missing; other files in it are left alone.
         module: what `techniques.attach` made, trained.
-        base: what it was made from.
+        base: the base model.
         technique: how.
         settings: its sizes.
         template: what surrounded each text.

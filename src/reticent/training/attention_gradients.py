@@ -28,7 +28,7 @@ def keep_attention_weights(module: nn.Module, longest: int) -> Iterator[None]:
         longest: tokens of the longest text to come, virtual tokens included; longer than 512, nothing changes.
     """
     model = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
-    if model is None or longest > _LONGEST_KEPT or not _gains(model):
+    if model is None or longest > _LONGEST_KEPT or not _has_slow_backward(model):
         yield
         return
     model.set_attn_implementation(_PLAIN)
@@ -38,6 +38,6 @@ def keep_attention_weights(module: nn.Module, longest: int) -> Iterator[None]:
         model.set_attn_implementation(_FUSED)
 
 
-def _gains(model: PreTrainedModel) -> bool:
+def _has_slow_backward(model: PreTrainedModel) -> bool:
     is_half = model.dtype in (torch.bfloat16, torch.float16)
     return is_half and model.device.type == "cpu" and model.config._attn_implementation == _FUSED

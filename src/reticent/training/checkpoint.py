@@ -54,7 +54,7 @@ class TrainingCheckpoint:
         """Save if the last save is long enough ago.
 
         Raises:
-            StorageError: the disk is full; the state saved before stands.
+            StorageError: the disk is full; the earlier state remains.
         """
         if self._clock() - self._last_save < self._interval:
             return
@@ -79,7 +79,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
         try:
             safetensors.torch.save_file(tensors, scratch, metadata)
         except safetensors.SafetensorError as error:
-            # Its message is all that tells a full disk from a defect.
+            # Only its message distinguishes a full disk from a defect.
             raise OSError(str(error)) from error
 
     atomic_write(path, write)

@@ -1,10 +1,10 @@
 """All worlds' LoRA adapters trained together over one frozen base.
 
 A step takes one batch of records for each of G worlds through one batched forward and backward pass: the base's matrix
-products see all rows at once, the adapters' are batched products over worlds. Every world has the same optimiser,
+products take all rows together, the adapters' are batched products over worlds. Every world has the same optimiser,
 learning rate and number of steps. Nothing couples the worlds: the loss is a sum of per-world means, and gradients are
 clipped world by world. A step too large for one pass is taken in several, whose gradients add up. Where a loss or a
-gradient is not finite training stops with an error; it never goes on from broken weights.
+gradient is not finite training stops with an error; it never continues from broken weights.
 
 Shape suffixes: G worlds of a group, B records, T positions, N = B · T tokens, D hidden size.
 """
@@ -99,7 +99,7 @@ class MultiWorldTrainer:
             checkpoint: where interrupted work is kept; saved when it is due.
             on_tokens: called after each step with the number of tokens trained on, and first with those of the steps
                 that the checkpoint holds.
-            fuse: whether to compile what stands between matrix products; see `fusing.chooses_to_fuse`.
+            fuse: true to compile the operations between matrix products; see `compilation.decide_fusing`.
 
         Raises:
             TrainingError: the loss or the gradient of a world is not finite.
@@ -125,7 +125,7 @@ class MultiWorldTrainer:
             norm_G = _gradient_norms(adapters)
             broken_G = ~(totals[0].isfinite() & norm_G.isfinite().cpu())
             if broken_G.any():
-                raise self._not_finite(schedule, worlds, int(broken_G.int().argmax()), step)
+                raise self._non_finite_error(schedule, worlds, int(broken_G.int().argmax()), step)
             _clip_each_world(adapters, norm_G)
             optimiser.step()
             checkpoint.save_if_due(step + 1, parameters, optimiser, totals)
@@ -177,7 +177,7 @@ class MultiWorldTrainer:
         loss.backward()  # type: ignore[no-untyped-call]
         nats_G.index_add_(0, torch.from_numpy(world_of_row), losses.double().cpu())
 
-    def _not_finite(self, schedule: Schedule, worlds: slice, row: int, step: int) -> TrainingError:
+    def _non_finite_error(self, schedule: Schedule, worlds: slice, row: int, step: int) -> TrainingError:
         num_worlds = schedule.members.shape[1]
         whose = f"world {range(num_worlds)[worlds][row]}" if num_worlds > 1 else "the adapter on all records"
         return TrainingError(

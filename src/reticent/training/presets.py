@@ -2,7 +2,7 @@
 
 What noise costs depends on how often worlds dissent, and that on how far training takes them apart. `stable` is the
 point that the sweep in `experiments/pac/sweep.py` chose on held-out text: beyond it worlds learn more, and dissent
-takes what is gained; `experiments/pac/sweep-wikipedia.md` shows what it was chosen from. A preset is a beginning:
+undoes the gain; `experiments/pac/sweep-wikipedia.md` shows what it was chosen from. A preset is a beginning:
 `reticent evaluate` says what a run of one's own is worth.
 """
 

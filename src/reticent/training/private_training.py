@@ -65,7 +65,7 @@ def calibrate(num_members: int, training: SingleTrainingSettings, privacy: Priva
     if not privacy.delta * num_members < 1.0:
         raise InvalidValueError(
             f"dp-delta must be below one over the {num_members:,} members, {1 / num_members:.3g}, got "
-            f"{privacy.delta!r}: a training that gives one in that number of members away whole would keep it"
+            f"{privacy.delta!r}: a training that reveals one whole member would satisfy it"
         )
     batch_size = min(training.batch_size, num_members)
     num_steps = training.epochs * num_batches(num_members, batch_size)
@@ -81,7 +81,7 @@ class PrivateGradients:
         texts: the members.
         calibration: the noise.
         training: how to train.
-        privacy: clipping norm, and records held at once.
+        privacy: clipping norm, and records held together.
         noise: where sampling and noise come from.
 
     Attributes:
@@ -110,12 +110,12 @@ class PrivateGradients:
         self._per_record: PerRecordGradients | None = None
         self.takes_one_by_one: str | None = None
         try:
-            self._per_record = probed_per_record_gradients(module, loss)
+            self._per_record = probe_per_record_gradients(module, loss)
         except ModelError as error:
             self.takes_one_by_one = str(error)
 
     def backward(self, step: int) -> None:
-        """Leave the noised gradient of a fresh sample. The sample, and with it the loss, must not be told."""
+        """Leave the noised gradient of a fresh sample. The sample, and with it the loss, must stay secret."""
         records = poisson_sample(len(self._texts), self._calibration.sample_rate, self._noise)
         records = records[np.argsort(self._texts.lengths[records], kind="stable")]
         sums = [torch.zeros_like(parameter) for parameter in self._parameters]
@@ -132,7 +132,7 @@ class PrivateGradients:
             parameter.grad = total / expected_size
 
     def num_tokens(self, step: int) -> int:
-        """The same for each step: how many tokens were sampled must not be told."""
+        """The same for each step: the number of sampled tokens must stay secret."""
         return int(self._texts.num_scored.sum()) // self.steps_per_epoch
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class PrivateGradients:
         return [gradient[None] for gradient in gradients]
 
 
-def probed_per_record_gradients(module: nn.Module, loss: TextLoss) -> PerRecordGradients:
+def probe_per_record_gradients(module: nn.Module, loss: TextLoss) -> PerRecordGradients:
     """Hook a module and compare two made-up texts' gradients, computed together, with those computed one by one.
 
     Dropout is off and the weights are moved a little meanwhile, so that no gradient is zero for the start's sake.
@@ -182,7 +182,7 @@ def probed_per_record_gradients(module: nn.Module, loss: TextLoss) -> PerRecordG
         # What Opacus raises from within its hooks for modules that are called in ways it does not expect.
         if per_record is not None:
             per_record.close()
-        raise ModelError(f"Opacus does not take several records of this model at once: {error}") from None
+        raise ModelError(f"Opacus does not take several records of this model together: {error}") from None
     finally:
         module.train(was_training)
         with torch.no_grad():

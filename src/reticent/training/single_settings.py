@@ -12,7 +12,7 @@ from reticent.training.settings import LARGEST_SEED, DTypeName
 class SplitSettings(FrozenModel):
     """The split of a corpus into members, texts held out for the audit, and validation texts.
 
-    Near-duplicates, and records of one unit, always stand on one side, so a count or a share is reached as nearly as
+    Near-duplicates, and records of one unit, are always on one side, so a count or a share is reached as nearly as
     that allows, never exceeded.
 
     Attributes:

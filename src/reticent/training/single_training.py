@@ -2,7 +2,7 @@
 
 What a step needs of chance (dropout) is a function of the seed and the step, so nothing but parameters, the optimiser's
 moments, the losses so far and the number of the next step has to be kept. Where the loss or a gradient is not finite
-the training stops with an error; it never goes on from broken weights.
+the training stops with an error; it never continues from broken weights.
 """
 
 import math
@@ -59,7 +59,7 @@ class GradientSource(Protocol):
     """What the trainer clips the whole gradient to; None where the source bounds it itself."""
 
     def backward(self, step: int) -> StepLoss | None:
-        """Leave in each trainable parameter's `grad` the gradient of a step; None where its loss must not be told."""
+        """Leave in each trainable parameter's `grad` the gradient of a step; None where its loss must stay secret."""
         ...
 
     def num_tokens(self, step: int) -> int:

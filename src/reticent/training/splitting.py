@@ -37,7 +37,7 @@ def split_records(
 
     Args:
         records: the records of a corpus.
-        settings: how many of them stand where.
+        settings: the sizes of the parts.
         texts_as_trained: what is trained on of each record, for `group_units`.
 
     Raises:

@@ -38,7 +38,7 @@ class TextLoss:
         self._config: Any = self._module.config
         self._is_encoder_decoder = bool(self._config.is_encoder_decoder)
         self._head = VocabularyHead(module)
-        self._in_chunks = in_chunks and self._nothing_follows_the_head()
+        self._in_chunks = in_chunks and self._is_head_last()
 
     def __call__(self, batch: dict[str, Tensor], reduction: Reduction) -> tuple[Tensor, Tensor]:
         """The loss of a batch that `template.collate` made, on the module's device.
@@ -90,7 +90,7 @@ class TextLoss:
         start = torch.full_like(labels_BT[:, :1], int(self._config.decoder_start_token_id))
         return torch.cat([start, labels_BT[:, :-1].clamp(min=0)], dim=1)
 
-    def _nothing_follows_the_head(self) -> bool:
+    def _is_head_last(self) -> bool:
         """True if the model's logits are the projection's output and no more: some models scale or cap them after."""
         ids = torch.tensor([_PROBE_TOKENS], device=next(self._module.parameters()).device)
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}

@@ -130,7 +130,7 @@ class _Adaptation:
         self._is_encoder_decoder = bool(model.config.is_encoder_decoder)
         self._split, self._template, self._module = self._attach_technique(model)
         for note in grouping_notes(corpus, self._split.units):
-            progress.note(f"{note}; what is one unit stands on one side of the split")
+            progress.note(f"{note}; each unit is on one side of the split")
         self._members = self._encode(self._split.members, self._template)
         self._validation = self._encode(self._split.validation, self._template)
         truncated = sum(text.truncated for text in self._members)
@@ -150,7 +150,7 @@ class _Adaptation:
 
     def run(self) -> AdaptedFolder:
         if self._folder.is_finished:
-            return self._already_finished()
+            return self._open_finished()
         self._folder.begin(self._identity())
         epochs = () if self._request.is_in_context else self._train()
         adapted = write_adapted(
@@ -259,9 +259,9 @@ class _Adaptation:
 
     def _report_epoch(self, epoch: int, loss: EpochLoss) -> None:
         parts = {"training": loss.training, "validation": loss.validation}
-        told = ", ".join(f"{name} {value:.4f}" for name, value in parts.items() if value is not None)
-        if told:
-            self._progress.note(f"epoch {epoch + 1} of {self._request.training.epochs}: {told} nats a token")
+        losses = ", ".join(f"{name} {value:.4f}" for name, value in parts.items() if value is not None)
+        if losses:
+            self._progress.note(f"epoch {epoch + 1} of {self._request.training.epochs}: {losses} nats a token")
 
     def _texts(self, encoded: Sequence[EncodedText]) -> Texts:
         embedding: Any = self._module.get_input_embeddings()  # type: ignore[operator]
@@ -315,7 +315,7 @@ class _Adaptation:
             "heldout": _list_hash(self._hashes(self._split.heldout)),
         }
 
-    def _already_finished(self) -> AdaptedFolder:
+    def _open_finished(self) -> AdaptedFolder:
         adapted = AdaptedFolder.open(self._request.out)
         identity = self._identity()
         earlier = adapted.manifest.model_dump(mode="json", include=set(identity))

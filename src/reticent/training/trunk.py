@@ -59,7 +59,7 @@ class FrozenTrunk:
         except OSError as error:
             raise StorageError(f"cannot keep the lower layers' activations in {self._scratch}: {error}") from error
         finally:
-            # The mapping keeps the space for as long as it is needed; a failure gives it back at once.
+            # The mapping keeps the space for as long as it is needed; a failure returns it immediately.
             self._scratch.unlink(missing_ok=True)
         by_length = np.argsort(self._texts.lengths, kind="stable")
         for records in _chunks_of_tokens(by_length, self._texts.lengths):
@@ -105,7 +105,7 @@ class FrozenTrunk:
 
 
 def _reserve(descriptor: int, num_bytes: int) -> None:
-    """Give a file its size, and its space at once: a full disk is an error here, but a fatal signal in a mapped file.
+    """Reserve a file's space: a full disk is an error here, but a fatal signal in a mapped file.
 
     macOS cannot reserve space; there the file gets its size alone.
     """

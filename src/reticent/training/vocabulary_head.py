@@ -22,7 +22,7 @@ _HALF_TOLERANCE = 0.02
 class VocabularyHead:
     """The projection of one `transformers`-style module.
 
-    Not for use by several threads at once: the projection is out of action while the model runs.
+    Not safe for concurrent threads: the projection is disabled while the model runs.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -23,7 +23,7 @@ from reticent.protocols import Progress
 from reticent.text.corpus import Corpus, Units, corpus_hash, group_units, grouping_notes, read_corpus, units_hash
 from reticent.text.tokenise import EncodedTexts, decode_texts, encode_texts
 from reticent.training.checkpoint import TrainingCheckpoint
-from reticent.training.compilation import chooses_to_fuse, keeps_fusing
+from reticent.training.compilation import confirm_fusing, decide_fusing
 from reticent.training.multiworld import MultiWorldTrainer, TrainedWorlds
 from reticent.training.schedule import Schedule, make_schedule
 from reticent.training.settings import LoraSettings, TrainingSettings
@@ -185,8 +185,8 @@ class _Build:
         wanted, begun, identity = self._request.compile, self._folder.read_request(), self._identity()
         if begun is not None and _COMPILED in begun:
             self._folder.begin(identity | {_COMPILED: begun[_COMPILED]})
-            return keeps_fusing(begun[_COMPILED], wanted, self._architecture, self._progress)
-        fuse = chooses_to_fuse(wanted, flop, self._architecture, self._progress)
+            return confirm_fusing(begun[_COMPILED], wanted, self._architecture, self._progress)
+        fuse = decide_fusing(wanted, flop, self._architecture, self._progress)
         # A build begun before choices were written down resumes without them.
         self._folder.begin(identity | {_COMPILED: fuse} if begun is None else identity)
         return fuse

@@ -6,9 +6,9 @@ bit for bit. It is added to the output of the last projection of a part of a blo
     sequential (Houlsby et al. 2019; Pfeiffer et al. 2021): x is that output itself, and s = 1
     parallel (He et al. 2022, table 1): x is what the feed-forward part reads
 
-Adapters hang on the base's modules by hooks. The base's modules, parameters and their names stay as they are, and
-taking the hooks away leaves nothing behind. Weights are float32 whatever the base is, and so is the sum with what the
-base computed, which is then rounded to the base's type.
+Adapters are attached to the base's modules by hooks. The base's modules, parameters and their names stay as they
+are, and removing the hooks leaves nothing behind. Weights are float32 whatever the base is, and so is the sum with
+what the base computed, which is then rounded to the base's type.
 
 Shape suffixes: D hidden size, N any leading dimensions.
 """
@@ -85,7 +85,7 @@ class BottleneckModel(BaseWrapper):
     def __init__(
         self, base: Any, placement: Placement, *, width: int, scale: float = 1.0, dropout: float = 0.0
     ) -> None:
-        """Hang new adapters on `base`, whose parameters become frozen.
+        """Attach new adapters to `base`, whose parameters become frozen.
 
         Args:
             base: a `transformers` causal or encoder-decoder model.
@@ -158,7 +158,8 @@ class BottleneckModel(BaseWrapper):
             name = different[0]
             raise ModelError(
                 f"these adapters do not fit this base and these settings: {len(different)} weights differ, {name} "
-                f"among them (needed {expected.get(name)}, stored {found.get(name)}); use what they were trained with"
+                f"among them (needed {expected.get(name)}, stored {found.get(name)}); use the base "
+                "and the settings they were trained with"
             )
         for (_, writes), adapter in zip(self.places, self.adapters, strict=True):
             adapter.load_state_dict({name: tensors[f"{writes}.{name}"] for name in adapter.state_dict()})

@@ -52,7 +52,7 @@ class BottleneckTechnique(AdaptationTechnique):
         return module
 
     def save(self, module: nn.Module, folder: Path) -> None:
-        """Write the adapters, with where they sit and what they are scaled by, as one safetensors file."""
+        """Write the adapters, with their placement and scale, as one safetensors file."""
         adapted = _bottleneck(module)
         shape = {"placement": str(adapted.placement), "scale": adapted.scale, "width": adapted.width}
         # One entry: safetensors writes several in no fixed order.
@@ -67,7 +67,7 @@ class BottleneckTechnique(AdaptationTechnique):
         return _bottleneck(module).disabled()
 
     def base(self, module: nn.Module) -> Any:
-        """The model that the adapters hang on."""
+        """The model that the adapters are attached to."""
         return _bottleneck(module).base
 
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
@@ -76,7 +76,7 @@ class BottleneckTechnique(AdaptationTechnique):
 
 
 def load_bottleneck(base: Any, folder: Path) -> BottleneckModel:
-    """Hang adapters that a bottleneck technique wrote on a base; their placement and shape are in the file.
+    """Attach adapters that a bottleneck technique wrote to a base; their placement and shape are in the file.
 
     Raises:
         ModelError: the file is missing or damaged, or does not fit the base.

@@ -1,6 +1,6 @@
-"""In-context learning as a model: k demonstrations stand before every text, and nothing is trained.
+"""In-context learning as a model: k demonstrations precede every text, and nothing is trained.
 
-The demonstrations follow the beginning-of-text token, which stands once, at the very start; each is closed by its own
+The demonstrations follow the beginning-of-text token, which occurs once, at the very start; each is closed by its own
 end-of-text token. A causal model's logits then have one leading row for each demonstration token, as they have for the
 virtual tokens of prompt tuning, and the last T rows belong to the T tokens of the text. An encoder-decoder reads the
 demonstrations in its encoder, and its logits have no such rows.
@@ -99,8 +99,10 @@ def _insert(rows_BT: Tensor, inserted_BK: Tensor, position: int) -> Tensor:
     return torch.cat([rows_BT[:, :position], inserted, rows_BT[:, position:]], dim=1)
 
 
-def without_begin(demonstrations: Sequence[NDArray[np.int64]], begin_id: int | None) -> list[NDArray[np.int64]] | None:
-    """Demonstrations without the beginning-of-text token that each begins with; None where not all of them do."""
+def strip_begin_token(
+    demonstrations: Sequence[NDArray[np.int64]], begin_id: int | None
+) -> list[NDArray[np.int64]] | None:
+    """Strip the beginning-of-text token that each demonstration begins with; None where not all of them do."""
     if begin_id is None or not all(len(ids) and ids[0] == begin_id for ids in demonstrations):
         return None
     return [ids[1:] for ids in demonstrations]

@@ -42,7 +42,7 @@ class PrefixTuning(PeftTechnique):
         return module  # type: ignore[no-any-return]
 
     def detach(self, module: nn.Module) -> Any:
-        """Take the prefix off, with the guard that stands before the base's forward pass."""
+        """Take the prefix off, with the hook before the base's forward pass."""
         adapted: Any = module
         adapted.prefix_hook.remove()
         return super().detach(module)
@@ -52,7 +52,7 @@ class PrefixTuning(PeftTechnique):
         raise ModelError(_CHECKPOINTED)
 
     def wrap(self, model: Any, config: Any) -> Any:
-        """A PEFT model whose prefix cannot be dropped unseen."""
+        """A PEFT model that refuses passes which would drop its prefix."""
         module = super().wrap(model, config)
         module.prefix_hook = _guard_prefix(module, model)
         return module
@@ -110,7 +110,7 @@ def _prefix_weight(keys_and_values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _guard_prefix(module: Any, base: Any) -> torch.utils.hooks.RemovableHandle:
-    """Keep a prefix from being dropped unseen, and from being complained of."""
+    """Refuse passes that would drop a prefix unseen, and name the cache as the base does."""
     # `transformers` calls a cache `cache`; PEFT passes it by the name that it had before.
     takes_cache = "cache" in inspect.signature(base.forward).parameters
 

@@ -31,7 +31,7 @@ from reticent.training.techniques.bottleneck import Placement
 from reticent.training.techniques.bottleneck_technique import BottleneckTechnique
 from reticent.training.techniques.full import FullFineTuning
 from reticent.training.techniques.ia3 import Ia3
-from reticent.training.techniques.in_context import InContextLearning, InContextModel, without_begin
+from reticent.training.techniques.in_context import InContextLearning, InContextModel, strip_begin_token
 from reticent.training.techniques.interface import AdaptationTechnique
 from reticent.training.techniques.lora import Lora
 from reticent.training.techniques.p_tuning import PTuning
@@ -101,14 +101,14 @@ def attach_demonstrations(model: Any, demonstrations: Sequence[NDArray[np.int64]
         model: a `transformers` causal or encoder-decoder model, changed in place until `detach`.
         demonstrations: token ids of each, as `template.encode` gives them: beginning-of-text token, text, end.
         begin_id: the tokenizer's beginning-of-text token. Where every demonstration begins with it, so does every text
-            of that tokenizer, and it then stands once, before them all.
+            of that tokenizer, and it then occurs once, before them all.
 
     Raises:
         ModelError: the model is adapted already.
         InvalidValueError: there is no demonstration.
     """
     _refuse_adapted(model)
-    bare = without_begin(demonstrations, begin_id)
+    bare = strip_begin_token(demonstrations, begin_id)
     return InContextModel(model, demonstrations if bare is None else bare, texts_begin=bare is not None)
 
 
