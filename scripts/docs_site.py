@@ -95,8 +95,9 @@ def reference_page(room: str, modules: list[str]) -> str:
     """A page of reference: one directive a module, after a table of what each module is."""
     lines = [f"# {room}", ""]
     if len(modules) > 1:
-        lines += ["| module | |", "|---|---|"]
-        lines += [f"| [`{name}`](#{name}) | {summary_of(name)} |" for name in modules]
+        lines += ["| module | is |", "|---|---|"]
+        short = [name.removeprefix(f"reticent.{room}.") for name in modules]
+        lines += [f"| [`{label}`](#{name}) | {summary_of(name)} |" for label, name in zip(short, modules, strict=True)]
     for name in modules:
         lines += ["", f"::: {name}"]
     return "\n".join(lines) + "\n"

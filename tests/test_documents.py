@@ -99,6 +99,11 @@ def missing_documents(text, known):
     yield from _ELSEWHERE.findall(text)
 
 
+def test_the_map_of_the_package_is_up_to_date(house_map):
+    page = house_map.PAGE.read_text("utf-8")
+    assert house_map.rewrite(page) == page, "docs/architecture.md: run `python scripts/house_map.py` (or `make format`)"
+
+
 def test_the_map_names_every_module_once(house_map):
     text = house_map.render()
     for path in PACKAGE.rglob("*.py"):
