@@ -220,3 +220,27 @@ def serve(deployment):
         launcher.stdin.close()
         launcher.kill()
         reader.join(10)
+
+
+@pytest.fixture
+def halt_engine(monkeypatch):
+    """A function that makes a server wait after some tokens of an answer until the event that it returns is set.
+
+    No token ends an answer there, so that the answer is as long as its request allows.
+    """
+
+    def halt(server: Live, tokens: int = 3) -> threading.Event:
+        ensemble, go_on, steps = server.service.batcher._ensemble, threading.Event(), []
+        extend = ensemble.extend
+
+        def extend_later(*arguments, **options):
+            steps.append(1)
+            if len(steps) == tokens:
+                assert go_on.wait(60), "nobody let the engine go on"
+            return extend(*arguments, **options)
+
+        monkeypatch.setattr(ensemble, "extend", extend_later)
+        monkeypatch.setattr(server.service.prompts, "stop_tokens", frozenset())
+        return go_on
+
+    return halt

@@ -179,6 +179,7 @@ class Answers:
         self._trace = current_trace()
         self._jobs = self._make_jobs(asyncio.get_running_loop())
         self._key_has_ended = False
+        self._stop_requested = False
         self.finished: dict[int, Finished] = {}
 
     @classmethod
@@ -195,6 +196,7 @@ class Answers:
             asked.admission.give_back()
             raise (errors.queue_full() if isinstance(error, QueueFullError) else errors.shutting_down()) from None
         service.key_watch.add(answers)
+        service.open_requests.add(answers)
         return answers
 
     @property
@@ -213,6 +215,16 @@ class Answers:
         return self.asked.key
 
     @property
+    def key_id(self) -> str | None:
+        """The asking key's identifier, or None."""
+        return self.asked.admission.key_id
+
+    @property
+    def request_id(self) -> str:
+        """The identifier of the request."""
+        return self._trace.id
+
+    @property
     def meter(self) -> KeyMeter:
         """The meter of the asking key: what it has used, and may still have."""
         return self.asked.admission.meter
@@ -223,12 +235,13 @@ class Answers:
             while len(self.finished) < len(self._jobs):
                 event = await self._queue.get()
                 if isinstance(event, Finished):
-                    if self._key_has_ended and event.ending is FinishReason.CANCELLED:
-                        event = replace(event, ending=FinishReason.KEY_ENDED)
+                    if event.ending is FinishReason.CANCELLED:
+                        event = replace(event, ending=self._cause_of_cancelling())
                     self.finished[event.index] = event
                 yield event
         finally:
             self._service.key_watch.discard(self)
+            self._service.open_requests.discard(self)
             self.cancel()
             self.asked.admission.give_back(self.num_tokens)
             self._count()
@@ -266,6 +279,17 @@ class Answers:
         """Stop all answers that have not ended, since their key is not accepted any more."""
         self._key_has_ended = True
         self.cancel()
+
+    def stop(self) -> None:
+        """Stop all answers that have not ended, since their client wants no more of them; they end as whole answers."""
+        self._stop_requested = True
+        self.cancel()
+
+    def _cause_of_cancelling(self) -> FinishReason:
+        """The finish reason of an answer that was cancelled."""
+        if self._key_has_ended:
+            return FinishReason.KEY_ENDED
+        return FinishReason.STOP if self._stop_requested else FinishReason.CANCELLED
 
     async def until_gone(self, request: Request) -> None:
         """Wait until the client leaves, then stop the answers."""

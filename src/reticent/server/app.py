@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from reticent import __version__
-from reticent.server import routes_openai, routes_operator
+from reticent.server import routes_openai, routes_operator, routes_try
 from reticent.server.error_handlers import install_error_handlers
 from reticent.server.logs import log_loop_problem
 from reticent.server.middleware import AccessLog, HeadAsGet, RequestBody
@@ -58,6 +58,7 @@ def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
     app.state.readiness = ReadinessCheck(service)
     app.include_router(routes_openai.router)
     app.include_router(routes_operator.router)
+    app.include_router(routes_try.router)
     install_error_handlers(app)
     limits, connections = service.settings.limits, service.settings.connections
     app.add_middleware(RequestBody, max_bytes=limits.max_body_bytes, seconds=connections.body_seconds)

@@ -50,6 +50,11 @@ class Prompts:
         self.decode = TextDecoder(tokenizer)
         self.stop_tokens = end_tokens(tokenizer, declared_ends)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """True if the model can answer a conversation."""
+        return bool(self._tokenizer.chat_template)
+
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt, given as text or as tokens.
 
@@ -73,7 +78,7 @@ class Prompts:
         Raises:
             ApiError: the model has no chat template, the template refuses the conversation, or it is too long.
         """
-        if not self._tokenizer.chat_template:
+        if not self.has_chat_template:
             raise ApiError(
                 400,
                 "This model has no chat template, so it cannot take messages; use /v1/completions.",

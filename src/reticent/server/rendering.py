@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from reticent.ledger.api_keys import Scope
+from reticent.ledger.api_keys import ApiKey, Scope
 from reticent.pac.accounting import units_to_nats
 from reticent.server import schemas
 from reticent.server.answers import CUT_SHORT, Answers, Finished
@@ -180,19 +180,23 @@ def _privacy_of(service: Service, answers: Answers) -> schemas.Privacy:
     return schemas.Privacy(
         tokens_charged=sum(end.num_private for end in finished),
         nats_charged=units_to_nats(sum(end.charge_units for end in finished)),
-        key=None if key is None else _key_privacy(answers.meter),
-        deployment=_deployment_privacy(service) if key is None or Scope.ADMIN in key.scopes else None,
+        key=None if key is None else key_privacy(answers.meter),
+        deployment=deployment_privacy(service, key),
     )
 
 
-def _key_privacy(meter: KeyMeter) -> schemas.KeyPrivacy:
+def key_privacy(meter: KeyMeter) -> schemas.KeyPrivacy:
+    """The spending of one key over its life."""
     spending = meter.spending
     return schemas.KeyPrivacy(
         tokens_charged=spending.tokens, nats_charged=units_to_nats(spending.units), tokens_left=meter.tokens_left
     )
 
 
-def _deployment_privacy(service: Service) -> schemas.DeploymentPrivacy:
+def deployment_privacy(service: Service, key: ApiKey | None) -> schemas.DeploymentPrivacy | None:
+    """The cost of all releases so far; None for a key that may not see it, as it tells how much others write."""
+    if key is not None and Scope.ADMIN not in key.scopes:
+        return None
     curator = service.curator
     return schemas.DeploymentPrivacy(
         tokens_charged=curator.state.tokens_released,

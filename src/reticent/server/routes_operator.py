@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from functools import cache
-from importlib.resources import files
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request
@@ -13,29 +11,13 @@ from pydantic import BaseModel, Field
 
 from reticent.server.auth import Administrating
 from reticent.server.dashboard.summary import Summary, summarise
-from reticent.server.errors import ApiError
+from reticent.server.pages import page_file
 from reticent.server.readiness import Readiness, ReadinessCheck
 from reticent.server.routes_openai import REFUSALS
 from reticent.server.service import Service
 
 router = APIRouter()
 
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_PAGE_HEADERS: Final = {
-    "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-_PAGE_FILES: Final = {
-    "index.html": "text/html; charset=utf-8",
-    "dashboard.css": "text/css; charset=utf-8",
-    "dashboard.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-}
 _ADMIN_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: REFUSALS[status] for status in (401, 403, 503)}
 
 
@@ -98,22 +80,10 @@ async def dashboard_data(request: Request, _: Administrating) -> Summary:
 @router.get("/", include_in_schema=False)
 async def dashboard() -> Response:
     """The dashboard's page. It holds no data; those need a key, which the page asks for."""
-    return _page_file("index.html")
+    return page_file("index.html")
 
 
 @router.get("/dashboard/{name}", include_in_schema=False)
 async def dashboard_file(name: str) -> Response:
-    """The dashboard's script and style."""
-    return _page_file(name)
-
-
-def _page_file(name: str) -> Response:
-    media_type = _PAGE_FILES.get(name)
-    if media_type is None:
-        raise ApiError(404, "Not Found")
-    return Response(_content(name), media_type=media_type, headers=_PAGE_HEADERS)
-
-
-@cache
-def _content(name: str) -> bytes:
-    return files("reticent.server.dashboard").joinpath(name).read_bytes()
+    """A script, style or picture of the pages."""
+    return page_file(name)

@@ -14,6 +14,7 @@ from reticent.server.auth import KeyDirectory
 from reticent.server.key_watch import KeyWatch
 from reticent.server.metering import Meters
 from reticent.server.metrics import Metrics
+from reticent.server.open_requests import OpenRequests
 from reticent.server.prompts import Prompts
 from reticent.server.scheduler import Batcher
 from reticent.server.settings import OnExhausted, ServerSettings
@@ -53,6 +54,7 @@ class Service:
     keys: KeyDirectory
     meters: Meters
     key_watch: KeyWatch
+    open_requests: OpenRequests
     metrics: Metrics
     batcher: Batcher[Any]
 
@@ -124,6 +126,7 @@ def assemble(
         keys=keys,
         meters=meters,
         key_watch=KeyWatch(keys, meters),
+        open_requests=OpenRequests(),
         metrics=metrics,
         batcher=batcher,
     )

@@ -1,19 +1,11 @@
 // Shows /dashboard/data and asks for it again every ten seconds. The key stays in a variable of this page.
-"use strict";
+import { bearer, byId, count, nats, percentAtMost, plural, say, sentence } from "/dashboard/elements.js";
 
 const REFRESH_MILLISECONDS = 10_000;
 const SVG = "http://www.w3.org/2000/svg";
-const byId = (id) => document.getElementById(id);
-const say = (id, text) => { byId(id).textContent = text; };
 
 let key = "";
 let timer = 0;
-
-const whole = new Intl.NumberFormat("en");
-const count = (value) => whole.format(Math.round(value));
-const nats = (value) => `${Number(value.toPrecision(4))} nats`;
-// A bound is rounded up, so that it still bounds.
-const percentAtMost = (chance) => `${(Math.min(100, Math.ceil(chance * 1e4 - 1e-9) / 100)).toFixed(2)}\u00a0%`;
 
 function powerOfTwo(value) {
   const exponent = Math.log2(value);
@@ -28,7 +20,7 @@ function seconds(value) {
 
 function duration(hours) {
   if (hours < 1) return "less than an hour";
-  if (hours < 48) return `${count(hours)} hour${Math.round(hours) === 1 ? "" : "s"}`;
+  if (hours < 48) return plural(hours, "hour");
   if (hours < 24 * 730) return `${count(hours / 24)} days`;
   return `${count(hours / 8766)} years`;
 }
@@ -37,7 +29,7 @@ async function load() {
   clearTimeout(timer);
   let response;
   try {
-    response = await fetch("/dashboard/data", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+    response = await fetch("/dashboard/data", { headers: bearer(key) });
   } catch {
     showStatus(false, "no connection");
     timer = setTimeout(load, REFRESH_MILLISECONDS);
@@ -78,7 +70,7 @@ function show(data) {
   showStatus(data.ready, data.ready ? "ready" : data.reason);
   showBudget(data);
   say("half-title", data.half_question);
-  say("half-meaning", `${data.half_meaning[0].toUpperCase()}${data.half_meaning.slice(1)}.`);
+  say("half-meaning", sentence(data.half_meaning));
   say("not-bounded", data.not_bounded);
   say("world-title", data.world_question);
   showBound("half", data.half_bound, data.half_at_cap, 0.5);
