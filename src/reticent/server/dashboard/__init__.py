@@ -1,1 +1,1 @@
-"""The operator's page: what was spent, what is left, and what that bounds."""
+"""The web pages: the operator's dashboard (what was spent, what is left, what that bounds) and the page to try."""
