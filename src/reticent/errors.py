@@ -35,6 +35,12 @@ class AuditError(ReticentError):
     """The texts, target or attacks of an audit do not fit together, or nothing could be scored."""
 
 
+class PartialAuditError(ReticentError):
+    """An audit is done and written, without part of what was asked for."""
+
+    exit_code = 3
+
+
 class EndpointError(ReticentError):
     """A server does not answer, refuses, or answers something other than what was asked for."""
 

@@ -1,5 +1,6 @@
 """`reticent audit` from texts to report, on every kind of target, and every way to ask for it wrongly."""
 
+import itertools
 import json
 import os
 import signal
@@ -180,11 +181,18 @@ class WordServer(BaseHTTPRequestHandler):
     """An OpenAI-compatible server with one token a word; `mode` says how it misbehaves."""
 
     mode = "good"
+    requests = itertools.count()
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.mode == "busy":
             self.send_response(429)
+            self.send_header("Retry-After", "0")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if self.mode == "dying" and next(type(self).requests) > 12:
+            self.send_response(503)
             self.send_header("Retry-After", "0")
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -228,6 +236,20 @@ def test_a_server_is_audited_from_its_prompt_log_probabilities(capfd, server, se
 def test_a_server_that_cannot_be_audited_is_refused(capfd, server, sets, tmp_path, monkeypatch, mode, words):
     monkeypatch.setattr(WordServer, "mode", mode)
     assert_refused(capfd, ["audit", server, *sets, "--model", "m", "--out", tmp_path / "out"], words)
+
+
+def test_a_server_that_dies_leaves_a_partial_result_of_both_sets_and_an_exit_code(
+    capfd, server, sets, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(WordServer, "mode", "dying")
+    monkeypatch.setattr(WordServer, "requests", itertools.count())
+    code, _, err = outcome(capfd, "audit", server, *sets, "--model", "m", "--out", tmp_path / "out")
+    assert code == 3
+    assert "Traceback" not in err
+    assert "partial result: the server scored 12 of 60 texts" in err.splitlines()[-1]
+    result = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert result["incomplete"]
+    assert {result["attacks"][0]["num_members"], result["attacks"][0]["num_nonmembers"]} <= {5, 6, 7}
 
 
 def test_white_box_attacks_on_a_server_are_refused(capfd, server, sets, tmp_path):

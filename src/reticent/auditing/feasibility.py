@@ -25,6 +25,18 @@ class AttackPlan:
         """Everything the attacks need together."""
         return frozenset().union(*(attack.needs for attack in self.attacks))
 
+    def without(self, reasons: Mapping[AttackName, str]) -> "AttackPlan":
+        """The same plan, some of its attacks left out for these reasons."""
+        left_out = tuple(_skip(attack, reasons[attack.name]) for attack in self.attacks if attack.name in reasons)
+        return AttackPlan(
+            tuple(attack for attack in self.attacks if attack.name not in reasons), (*self.skipped, *left_out)
+        )
+
+    def without_needs(self, failures: Mapping[Need, str]) -> "AttackPlan":
+        """The same plan without the attacks that need what could not be had."""
+        unmet = {attack.name: sorted(attack.needs & failures.keys()) for attack in self.attacks}
+        return self.without({name: failures[needs[0]] for name, needs in unmet.items() if needs})
+
 
 def plan_attacks(
     attacks: Sequence[Attack], target: Target, *, by_name: bool, has_masked_lm: bool, has_shadows: bool
@@ -50,12 +62,12 @@ def plan_attacks(
     possible = tuple(attack for attack in attacks if reasons[attack.name] is None)
     if not possible:
         raise AuditError("no attack can run on this target: " + "; ".join(f"{n}: {r}" for n, r in refused))
-    skipped = tuple(
-        SkippedAttack(name=str(attack.name), title=attack.title, source=attack.source, reason=obstacle)
-        for attack in attacks
-        if (obstacle := reasons[attack.name]) is not None
-    )
+    skipped = tuple(_skip(attack, obstacle) for attack in attacks if (obstacle := reasons[attack.name]) is not None)
     return AttackPlan(possible, skipped)
+
+
+def _skip(attack: Attack, reason: str) -> SkippedAttack:
+    return SkippedAttack(name=str(attack.name), title=attack.title, source=attack.source, reason=reason)
 
 
 def _reason(attack: Attack, target: Target, obstacles: Mapping[Need, str], has_shadows: bool) -> str | None:

@@ -226,6 +226,8 @@ class AuditResult(FiniteModel):
     canaries: tuple[CanaryResult, ...] = ()
     one_run: OneRunEpsilon | None = None
     warnings: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
+    """Everything asked for that has no result although the target seemed to allow it; empty for a whole audit."""
     settings: Details = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
 

@@ -17,10 +17,11 @@ import numpy as np
 from reticent._records import package_versions
 from reticent.auditing.artifacts import ScoreColumn, make_audit_folder, write_audit_result, write_scores
 from reticent.auditing.attacks.evidence import Missing, Need
-from reticent.auditing.attacks.registry import Attack
+from reticent.auditing.attacks.registry import Attack, AttackName
 from reticent.auditing.blind import blind_baseline
 from reticent.auditing.canaries.canary_audit import CanaryFindings, CanarySettings, audit_canaries, usable_canaries
 from reticent.auditing.canaries.planting import Canary
+from reticent.auditing.failures import describe_failure
 from reticent.auditing.feasibility import AttackPlan, plan_attacks
 from reticent.auditing.inputs.gathering import AttackInputs, Gatherer, GatheringSettings
 from reticent.auditing.inputs.membership import check_labels
@@ -38,7 +39,7 @@ from reticent.auditing.results import (
 from reticent.auditing.targets.endpoint import RemoteScorer
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.targets import Target
-from reticent.errors import AuditError, InvalidValueError
+from reticent.errors import AuditError, InvalidValueError, StorageError
 from reticent.protocols import Progress, TokenSignals
 from reticent.stats.intervals import NUM_RESAMPLES
 from reticent.text.template import texts_as_trained
@@ -55,7 +56,8 @@ class AuditRequest:
         attacks: those to run, from `registry.parse_attacks`.
         out: the folder for `scores.parquet` and `report.json`.
         gathering: how ingredients are made, and where they are kept.
-        attacks_named: whether the user named the attacks; one that cannot run is then an error, else it is left out.
+        attacks_named: whether the user named the attacks; one that the target does not allow is then an error, and one
+            that fails makes the result partial. Otherwise it is left out with the reason.
         seed: of the bootstrap, the halves and the folds.
         confidence: of every interval and bound.
         num_resamples: of the bootstrap.
@@ -84,7 +86,8 @@ class AuditRequest:
 def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
     """Run an audit and write `scores.parquet` and `report.json` into its folder.
 
-    A second run over the same cache computes nothing anew, so that a killed audit is resumed by repeating it.
+    A second run over the same cache computes nothing anew, so that a killed audit is resumed by repeating it. What one
+    attack raises costs no other its figures; `AuditResult.incomplete` says whether all that was asked for is there.
 
     Raises:
         AuditError: the sets are empty, overlap or contradict the target's lists, a named attack cannot run, or the
@@ -112,21 +115,26 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
     gatherer = Gatherer(target, members, nonmembers, request.gathering, progress)
     found = gatherer.gather(plan.needs)
     _refuse_nothing_scored(found)
-    columns = _score(plan, found, members, nonmembers)
+    has_reference = Need.REFERENCE in plan.needs
+    possible = plan.without_needs(found.failures)
+    columns, failures = _score(possible, found, members, nonmembers)
+    done = possible.without(failures)
     _write_columns(request, members, nonmembers, columns)
-    canaries = _canaries(request, gatherer)
+    canaries, lost_canaries = _canaries(request, gatherer)
+    lost = (*_lost_attacks(request, plan, done), *lost_canaries)
     result = AuditResult(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         target=target.record,
-        reference=target.reference_record if Need.REFERENCE in plan.needs else None,
+        reference=target.reference_record if has_reference else None,
         neighbours_from=found.facts.pop("neighbours from", None),
         data=_data_record(target, members, nonmembers, overlap),
         scoring=_scoring_record(target) | found.facts,
         blind=_blind(request, members, nonmembers, overlap, warnings),
-        **_summaries(request, plan, columns, members, nonmembers),
+        **_summaries(request, done, columns, members, nonmembers),
         canaries=canaries.results,
         one_run=canaries.one_run,
-        warnings=(*warnings, *found.warnings, *_training_warnings(found, members), *canaries.warnings),
+        warnings=(*warnings, *found.warnings, *_training_warnings(found, members), *canaries.warnings, *lost),
+        incomplete=(*found.incomplete, *lost),
         settings=_settings_record(request),
         versions=package_versions(),
     )
@@ -134,20 +142,33 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
     return result
 
 
-def _score(plan: AttackPlan, found: AttackInputs, members: TextSet, nonmembers: TextSet) -> dict[str, ScoreColumn]:
-    """Every attack on every text, by the attack's name."""
-    scores: dict[str, dict[str, float]] = {str(attack.name): {} for attack in plan.attacks}
-    missing: dict[str, dict[str, str]] = {str(attack.name): {} for attack in plan.attacks}
-    texts = zip((*members.hashes, *nonmembers.hashes), (*members.texts, *nonmembers.texts), strict=True)
-    for key, text in texts:
-        evidence = found.evidence(key, text)
-        for attack in plan.attacks:
-            score = attack.score(evidence)
-            if isinstance(score, Missing):
-                missing[str(attack.name)][key] = score.reason
-            else:
-                scores[str(attack.name)][key] = float(score)
-    return {name: ScoreColumn(scores[name], missing[name]) for name in scores}
+def _lost_attacks(request: AuditRequest, plan: AttackPlan, done: AttackPlan) -> tuple[str, ...]:
+    """Reasons to call the result partial: attacks that were named and failed, or no attack at all."""
+    if request.attacks_named:
+        failed = done.skipped[len(plan.skipped) :]
+        return tuple(f"partial result: attack {attack.name} failed: {attack.reason}" for attack in failed)
+    return () if done.attacks else ("partial result: every attack that this target allows failed",)
+
+
+def _score(
+    plan: AttackPlan, found: AttackInputs, members: TextSet, nonmembers: TextSet
+) -> tuple[dict[str, ScoreColumn], dict[AttackName, str]]:
+    """Every attack on every text, by the attack's name, and why some attacks failed; they have no column."""
+    columns: dict[str, ScoreColumn] = {}
+    failures: dict[AttackName, str] = {}
+    texts = dict(zip((*members.hashes, *nonmembers.hashes), (*members.texts, *nonmembers.texts), strict=True))
+    evidence = {key: found.evidence(key, text) for key, text in texts.items()}
+    for attack in plan.attacks:
+        try:
+            scores = {key: attack.score(one) for key, one in evidence.items()}
+        except Exception as error:  # noqa: BLE001 - what one attack raises costs no other its scores
+            failures[attack.name] = describe_failure(error)
+            continue
+        columns[str(attack.name)] = ScoreColumn(
+            {key: float(score) for key, score in scores.items() if not isinstance(score, Missing)},
+            {key: score.reason for key, score in scores.items() if isinstance(score, Missing)},
+        )
+    return columns, failures
 
 
 def _write_columns(
@@ -190,18 +211,25 @@ def _summaries(
     return {"attacks": tuple(done), "skipped": tuple(skipped)}
 
 
-def _canaries(request: AuditRequest, gatherer: Gatherer) -> CanaryFindings:
+def _canaries(request: AuditRequest, gatherer: Gatherer) -> tuple[CanaryFindings, tuple[str, ...]]:
+    """Everything about canaries, and why it is not there if it failed."""
     if not request.canaries:
-        return CanaryFindings((), None, ())
+        return CanaryFindings((), None, ()), ()
     usable, warnings = usable_canaries(request.canaries, request.target.member_hashes)
     if not usable:
-        return CanaryFindings((), None, warnings)
+        return CanaryFindings((), None, warnings), ()
 
     def signals_of(texts: Sequence[str]) -> Any:
         return gatherer.signals("canaries and candidates", request.target.scorer, texts)
 
-    found = audit_canaries(usable, signals_of, request.target.extractor, request.canary_settings)
-    return CanaryFindings(found.results, found.one_run, (*warnings, *found.warnings))
+    try:
+        found = audit_canaries(usable, signals_of, request.target.extractor, request.canary_settings)
+    except StorageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the attacks' figures are there and stay
+        reason = f"partial result: the canaries were not measured: {describe_failure(error)}"
+        return CanaryFindings((), None, warnings), (reason,)
+    return CanaryFindings(found.results, found.one_run, (*warnings, *found.warnings)), ()
 
 
 def _blind(

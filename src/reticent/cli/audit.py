@@ -10,7 +10,7 @@ from reticent.api.audits import AuditOptions
 from reticent.cli.command_options import takes_options
 from reticent.cli.output import console, notes, print_json
 from reticent.cli.worlds import DType
-from reticent.errors import InterruptedRunError
+from reticent.errors import InterruptedRunError, PartialAuditError
 
 if TYPE_CHECKING:
     from reticent.auditing.results import AttackResult, AuditResult
@@ -145,6 +145,8 @@ def audit(options: AuditCommand) -> None:
         print_json({"out": str(options.out), **shown})
     else:
         _print(result, options.out)
+    if result.incomplete:
+        raise PartialAuditError(result.incomplete[0])
 
 
 def _print(result: "AuditResult", out: Path) -> None:

@@ -79,8 +79,10 @@ def cached_signals(
     held = {} if cache is None else cache.read(scorer.fingerprint)
     known: dict[str, TokenSignals | None] = {name: held[name] for name in distinct if name in held}
     _report(progress, len(known))
-    # Texts of like length together, so that the scorer's batches hold little padding.
-    missing = sorted((name for name in distinct if name not in known), key=lambda name: len(distinct[name]))
+    missing = [name for name in distinct if name not in known]
+    if scorer.is_white_box:
+        # Texts of like length together, so that the model's batches hold little padding.
+        missing.sort(key=lambda name: len(distinct[name]))
     for start in range(0, len(missing), _TEXTS_A_FILE):
         names = missing[start : start + _TEXTS_A_FILE]
         rows = dict(zip(names, scorer.score([distinct[name] for name in names]), strict=True))

@@ -6,6 +6,7 @@ it stopped and a further attack costs no pass. What cannot be had for a text is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from reticent.auditing.attacks.evidence import Missing, Need, SelfPromptedEvidence, ShadowEvidence, TextEvidence
 from reticent.auditing.attacks.rmia import GAMMA, OfflineScaling, tune_offline_scaling
+from reticent.auditing.failures import describe_failure
 from reticent.auditing.inputs.cache import SignalCache, cached_signals
 from reticent.auditing.inputs.gradient_pass import cached_gradient_norms
 from reticent.auditing.inputs.neighbour_sources import BaseResampler, MaskedLm
@@ -29,7 +31,7 @@ from reticent.auditing.targets.endpoint import RemoteScorer
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.shadow_folders import open_adapted_like, open_shadow
 from reticent.auditing.targets.targets import Target
-from reticent.errors import AuditError, InvalidValueError
+from reticent.errors import AuditError, InvalidValueError, StorageError
 from reticent.protocols import Progress, Scorer, TokenSignals
 from reticent.text.corpus import text_hash
 from reticent.training.settings import DTypeName
@@ -79,11 +81,15 @@ class AttackInputs:
         by_need: for each need, the ingredient of each text by hash.
         facts: what the report says about how they were made.
         warnings: what it must warn of.
+        failures: the needs that could not be met, and why.
+        incomplete: what a repetition of the audit would bring: those of `warnings` that say so.
     """
 
     by_need: dict[Need, Mapping[str, AttackInput]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    failures: dict[Need, str] = field(default_factory=dict)
+    incomplete: list[str] = field(default_factory=list)
 
     def evidence(self, key: str, text: str) -> TextEvidence:
         """All of one text."""
@@ -112,8 +118,9 @@ class Gatherer:
         """Take what is audited and the two sets of texts."""
         self._target = target
         self._members, self._nonmembers = members, nonmembers
-        self._texts = (*members.texts, *nonmembers.texts)
-        self._hashes = (*members.hashes, *nonmembers.hashes)
+        # In turn, so that what a model was asked until it stopped answering is of both sets.
+        self._texts = _alternate(members.texts, nonmembers.texts)
+        self._hashes = _alternate(members.hashes, nonmembers.hashes)
         self._settings = settings
         self._progress = progress
         self._cache = SignalCache(settings.cache)
@@ -126,15 +133,17 @@ class Gatherer:
     def gather(self, needs: frozenset[Need]) -> AttackInputs:
         """Make what some attacks need together; the target's own signals always.
 
+        A need that cannot be met is among `failures` with its reason, and costs no other.
+
         Raises:
-            AuditError, EndpointError, ModelError, StorageError: see `reticent.auditing.targets.targets` and the cache.
+            AuditError, EndpointError, ModelError: the target cannot be asked.
+            StorageError: what was computed cannot be kept.
         """
         found = AttackInputs()
         target = self._target.scorer
         scored = _signals_or_reasons(target, self.signals("target", target, self._texts))
         found.by_need[Need.TARGET] = scored
-        if isinstance(target, RemoteScorer) and target.failures:
-            found.warnings.append(_partial(target, len(self._texts)))
+        self._note_unanswered(target, "", found)
         makers = {
             Need.REFERENCE: self._reference,
             Need.SHADOWS: self._shadows,
@@ -144,16 +153,33 @@ class Gatherer:
             Need.SELF_PROMPTED: self._self_prompted,
         }
         for need, make in makers.items():
-            if need in needs:
+            if need not in needs:
+                continue
+            try:
                 found.by_need[need] = make(found)
+            except StorageError:
+                raise
+            except Exception as error:  # noqa: BLE001 - models of any kind fail in any way, each at one attack's cost
+                found.failures[need] = describe_failure(error)
         return found
+
+    def _note_unanswered(self, scorer: Scorer, whose: str, found: AttackInputs) -> None:
+        if not isinstance(scorer, RemoteScorer) or not scorer.failures:
+            return
+        num_texts = len(self._texts)
+        answered = f"the server scored {num_texts - len(scorer.failures)} of {num_texts} texts"
+        if scorer.incomplete is None:
+            found.warnings.append(f"{whose}{answered} and refused the others")
+            return
+        partial = f"{whose}partial result: {answered}; {scorer.incomplete}; run the same command again to resume"
+        found.warnings.append(partial)
+        found.incomplete.append(partial)
 
     def _reference(self, found: AttackInputs) -> Mapping[str, AttackInput]:
         reference = self._target.reference
         assert reference is not None
         table = self.signals("reference", reference, self._texts)
-        if isinstance(reference, RemoteScorer) and reference.failures:
-            found.warnings.append("reference: " + _partial(reference, len(self._texts)))
+        self._note_unanswered(reference, "reference: ", found)
         return _signals_or_reasons(reference, table)
 
     def _shadows(self, found: AttackInputs) -> Mapping[str, AttackInput]:
@@ -298,6 +324,12 @@ class Gatherer:
         return {key: s for key, s in found.by_need[Need.TARGET].items() if isinstance(s, TokenSignals)}
 
 
+def _alternate(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    """One of each in turn, then what is left of the longer."""
+    pairs = zip_longest(first, second)
+    return tuple(item for pair in pairs for item in pair if item is not None)
+
+
 def _signals_or_reasons(scorer: Scorer, table: ScoreTable) -> dict[str, TokenSignals | Missing]:
     """Signals, or why there are none."""
     failures = scorer.failures if isinstance(scorer, RemoteScorer) else {}
@@ -312,8 +344,3 @@ def _describe_scaling(scaling: OfflineScaling) -> str:
 
 def _dtype_name(scorer: ModelScorer) -> DTypeName:
     return "bfloat16" if scorer.dtype == torch.bfloat16 else "float32"
-
-
-def _partial(scorer: RemoteScorer, num_texts: int) -> str:
-    missing = f"partial result: the server scored {num_texts - len(scorer.failures)} of {num_texts} texts"
-    return f"{missing}; {scorer.incomplete or 'it refused the others'}; run the same command again to resume"

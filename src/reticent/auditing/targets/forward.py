@@ -111,12 +111,12 @@ class TextForward:
     @property
     def num_embeddings(self) -> int:
         """Token ids that have an embedding."""
-        return int(self._inner.get_input_embeddings().num_embeddings)
+        return int(_unwrap(self._inner.get_input_embeddings()).weight.shape[0])
 
     @property
     def vocab_size(self) -> int:
         """Entries of a row of logits, V."""
-        return int(self._inner.get_output_embeddings().weight.shape[0])
+        return int(_unwrap(self._inner.get_output_embeddings()).weight.shape[0])
 
     @property
     def context_length(self) -> int | None:
@@ -150,6 +150,8 @@ class TextForward:
             caches.append(self._module(input_ids=ids, use_cache=True).cache)
 
         self._head.inputs_of(forward)
+        if not all(hasattr(layer, "keys") for layer in getattr(caches[0], "layers", [None])):
+            raise ModelError("the model keeps no keys and values of what it reads, so texts cannot share a prefix")
         return SharedBeginning(len(token_ids), caches[0])
 
     def signals(
@@ -243,3 +245,10 @@ class TextForward:
         for target, row in zip(padded, rows, strict=True):
             target[: len(row)] = torch.from_numpy(row)
         return padded.to(self._inner.device)
+
+
+def _unwrap(part: Any) -> Any:
+    """The base's own module beneath what PEFT put in its place."""
+    for name in ("original_module", "base_layer"):
+        part = getattr(part, name, part)
+    return part

@@ -24,7 +24,7 @@ from torch import nn
 
 from reticent._memory import keep_freed_memory
 from reticent.auditing.targets.forward import Draw, ScoredSequence, TextForward
-from reticent.errors import InvalidValueError
+from reticent.errors import InvalidValueError, ModelError
 from reticent.protocols import TokenSignals
 from reticent.text.template import EncodedText, TextTemplate, encode, padding_id
 
@@ -102,8 +102,22 @@ class ModelScorer:
         return self._forward.context_length
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Texts as the model reads them."""
-        return encode(self.tokenizer, self.template, texts, is_encoder_decoder=self.is_encoder_decoder)
+        """Texts as the model reads them.
+
+        Raises:
+            ModelError: the tokenizer gives a token that the model has no embedding for.
+        """
+        encoded = encode(self.tokenizer, self.template, texts, is_encoder_decoder=self.is_encoder_decoder)
+        known = min(self._forward.num_embeddings, self.vocab_size)
+        for text in encoded:
+            both = (text.token_ids, _NO_IDS if text.input_ids is None else text.input_ids)
+            highest = int(np.concatenate(both).max(initial=0))
+            if highest >= known:
+                raise ModelError(
+                    f"the tokenizer gives token {highest}, and the model knows those below {known}: this is not the "
+                    "tokenizer that it was trained with; put that one into the model's folder"
+                )
+        return encoded
 
     def score(self, texts: Sequence[str]) -> list[TokenSignals | None]:
         """The signals of each text, in order; None for a text of which no token is predicted.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -23,6 +24,8 @@ from reticent.training.techniques.interface import AdaptationTechnique
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+_EMBEDDING_COPIES = (".base_layer.weight", ".base_layer.bias")
+"""Ends of the names under which PEFT stores a copy of the base's embeddings beside an adapter that targets them."""
 
 
 class PeftTechnique(AdaptationTechnique):
@@ -55,7 +58,8 @@ class PeftTechnique(AdaptationTechnique):
         except (ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"{folder} does not fit this base model: {error}") from None
         wanted = get_peft_model_state_dict(module, save_embedding_layers=False)
-        problem = _difference(wanted, tensors)
+        copies = {name: tensors.pop(name) for name in tensors.keys() - wanted if name.endswith(_EMBEDDING_COPIES)}
+        problem = _difference(wanted, tensors) or _find_changed_copy(module, copies)
         if problem:
             self.detach(module)
             raise ModelError(f"{folder} does not fit this base model: {problem}")
@@ -222,6 +226,18 @@ def _difference(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> str | No
         return None
     needed, stored = (shape.get(different[0]) for shape in shapes)
     return f"{len(different)} weights differ, {different[0]} among them (needed {needed}, stored {stored})"
+
+
+def _find_changed_copy(module: Any, copies: dict[str, Tensor]) -> str | None:
+    """Find an embedding that PEFT stored beside an adapter of it and that is not the base's; or None."""
+    for name, copy in sorted(copies.items()):
+        try:
+            own = module.get_parameter(name)
+        except AttributeError:
+            return f"it stores {name}, which the base does not have"
+        if own.shape != copy.shape or not torch.equal(own.detach().to(copy.dtype), copy.to(own.device)):
+            return f"it stores {name}, which differs from the base's: it is for another base, or has changed this one"
+    return None
 
 
 def _write_text(path: Path, text: str) -> None:
