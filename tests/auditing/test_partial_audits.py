@@ -10,7 +10,7 @@ from tiny_models import BOS, EOS, VOCABULARY, byte_tokenizer, save_tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Phi3Config
 
 from reticent.auditing import run
-from reticent.auditing.artifacts import read_result
+from reticent.auditing.artifacts import read_audit_result
 from reticent.auditing.attacks.registry import ATTACKS, AttackName, parse_attacks
 from reticent.auditing.canaries.planting import CanaryKind, draw_canaries
 from reticent.auditing.failures import describe_failure
@@ -38,7 +38,7 @@ def test_what_cannot_be_gathered_costs_only_the_attacks_that_need_it(tmp_path, m
     assert "RuntimeError in auditing.inputs.gathering.gather" in reasons["wbc"]
     assert SECRET not in str(result)
     assert result.incomplete == ()
-    assert read_result(tmp_path / "out") == result
+    assert read_audit_result(tmp_path / "out") == result
 
 
 def test_an_attack_that_fails_costs_no_other(tmp_path, monkeypatch):
