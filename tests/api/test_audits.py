@@ -169,8 +169,12 @@ def test_finished_passes_belong_to_weights_scale_and_active_adapter(place, peft_
 
 def test_an_attack_that_trains_the_base_again_must_be_told_which(place):
     arguments = {"tokenizer": byte_tokenizer(), "members": MEMBERS, "nonmembers": NONMEMBERS, "attacks": ["spv"]}
+    model = resolve_base_model(str(place / "base")).load()
     with pytest.raises(AuditError, match="--model"):
-        reticent.audit(resolve_base_model(str(place / "base")).load(), **arguments, options=FAST)
+        reticent.audit(model, **arguments, options=FAST)
+    named = reticent.AuditOptions(model=str(place / "base"), bootstrap=50, max_tokens=48, paraphrases=2, shots=2)
+    [row] = reticent.audit(model, **arguments, options=named).rows()
+    assert (row["attack"], row["members"]) == ("spv", len(MEMBERS))
 
 
 @pytest.mark.parametrize(

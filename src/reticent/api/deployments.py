@@ -13,7 +13,6 @@ before the token is yielded.
 """
 
 import secrets
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -131,7 +130,7 @@ class LoadedRun:
         return Answer(tokens, self._tokenizer, self._stop_tokens, coin_key)
 
 
-class Deployment(AbstractContextManager["Deployment"]):
+class Deployment:
     """An open deployment; made by `Run.deploy`.
 
     For one thread at a time: releases are charged one after another. Answers may be iterated in turn.
