@@ -10,12 +10,12 @@ from benchmarks.decoding import STEP_BUDGET, experimental_curator, start_length
 from benchmarks.rows import Benchmark, Measured
 from benchmarks.timing import Paired, time_in_turn
 from benchmarks.workspace import ALIKE, Workspace
+from reticent.decoding.engines import Drafts
 from reticent.decoding.generate import GeneratedToken, generate
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.engine.engine import Engine, EngineContext
 from reticent.layers.adapters import StackedAdapters
 from reticent.layers.forward import BatchedDecoder
-from reticent.protocols import DraftTokens
 from reticent.randomness import PublicCoins
 
 _NUM_DRAFTS = 3
@@ -32,9 +32,7 @@ class _Watched(Engine):
         super().__init__(decoder, adapters)
         self.computed_ahead: list[bool] = []
 
-    def extend(
-        self, contexts: Sequence[EngineContext], tokens: Sequence[int], drafts: DraftTokens | None = None
-    ) -> None:
+    def extend(self, contexts: Sequence[EngineContext], tokens: Sequence[int], drafts: Drafts | None = None) -> None:
         """See `Engine.extend`."""
         self.computed_ahead += map(self.has_draft, contexts, tokens)
         super().extend(contexts, tokens, drafts)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rounding import assert_largest, assert_possible_ranks, clear_largest, decided_votes, enlarged, possible_ranks
 
-from reticent.decoding.generate import cast_votes
+from reticent.decoding.logit_votes import cast_votes
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.randomness import PublicCoins
 

@@ -15,14 +15,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent._validate import integer_in_range
-from reticent.decoding.generate import cast_votes
+from reticent.decoding.engines import C
+from reticent.decoding.logit_votes import LogitSource, cast_votes
 from reticent.decoding.votes import DecodingSettings
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control, control_tokens
 from reticent.evaluation.discarding_store import DiscardingStore
 from reticent.pac.curator import Curator, CuratorState
-from reticent.protocols import C, Ensemble
 from reticent.randomness import PublicCoins, SeededNoise
+
+
+class LogitEngine(LogitSource[C], Protocol[C]):
+    """An engine that shows its logits."""
+
+    @property
+    def num_worlds(self) -> int:
+        """The number of worlds that vote."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids, V."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens a context can hold."""
+        ...
+
+    def open(self, prompt: Sequence[int]) -> C:
+        """Read a prompt into a new context."""
+        ...
+
+    def extend(self, contexts: Sequence[C], tokens: Sequence[int]) -> None:
+        """Append one token to each context."""
+        ...
 
 
 class Chooser(Protocol):
@@ -79,9 +106,9 @@ class ByCurator:
 
 @dataclass(frozen=True)
 class PublicAsWorld(Generic[C]):
-    """An ensemble whose one world is the public model itself."""
+    """An engine whose one world is the public model itself."""
 
-    ensemble: Ensemble[C]
+    engine: LogitEngine[C]
 
     @property
     def num_worlds(self) -> int:
@@ -91,28 +118,28 @@ class PublicAsWorld(Generic[C]):
     @property
     def vocab_size(self) -> int:
         """The number of token ids, V."""
-        return self.ensemble.vocab_size
+        return self.engine.vocab_size
 
     @property
     def context_length(self) -> int:
         """The most tokens a context can hold."""
-        return self.ensemble.context_length
+        return self.engine.context_length
 
     def open(self, prompt: Sequence[int]) -> C:
         """Read a prompt into a new context."""
-        return self.ensemble.open(prompt)
+        return self.engine.open(prompt)
 
     def extend(self, contexts: Sequence[C], tokens: Sequence[int]) -> None:
         """Append one token to each context."""
-        self.ensemble.extend(contexts, tokens)
+        self.engine.extend(contexts, tokens)
 
     def public_logits(self, context: C) -> NDArray[np.float32]:
         """The public model's next-token logits, float32[V]."""
-        return self.ensemble.public_logits(context)
+        return self.engine.public_logits(context)
 
     def world_logits(self, context: C, candidates_K: NDArray[np.int64]) -> NDArray[np.float32]:
         """The public model's logits at the candidates, float32[1, K]."""
-        return self.ensemble.public_logits(context)[None, candidates_K]
+        return self.engine.public_logits(context)[None, candidates_K]
 
 
 @dataclass(frozen=True)
@@ -129,7 +156,7 @@ class FreeTexts:
 
 
 def free_texts(
-    ensemble: Ensemble[C],
+    engine: LogitEngine[C],
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
     decoding: DecodingSettings,
@@ -140,7 +167,7 @@ def free_texts(
     """Continue each prompt by `num_tokens` tokens.
 
     Args:
-        ensemble: the public model and the worlds that vote.
+        engine: the public model and the worlds that vote.
         prompts: token ids.
         num_tokens: how many to add to each.
         decoding: decoder, temperature and candidates of the votes.
@@ -155,24 +182,24 @@ def free_texts(
     integer_in_range("texts_at_once", texts_at_once, 1)
     if len(choosers) != len(prompts) or not prompts:
         raise InvalidValueError(f"{len(prompts)} prompts and {len(choosers)} choosers; give one chooser a prompt")
-    room = ensemble.context_length - num_tokens
+    room = engine.context_length - num_tokens
     if not 1 <= min(map(len, prompts)) <= max(map(len, prompts)) <= room:
         raise InvalidValueError(f"a prompt must have 1 to {room} tokens to leave room for {num_tokens}")
     tokens: list[list[int]] = []
     dissent: list[float] = []
     for start in range(0, len(prompts), texts_at_once):
         some = range(start, min(start + texts_at_once, len(prompts)))
-        contexts = [ensemble.open(prompts[text]) for text in some]
+        contexts = [engine.open(prompts[text]) for text in some]
         coins = [PublicCoins.from_seed(coin_seed, text) for text in some]
         grown: list[list[int]] = [[] for _ in some]
         dissenting = np.zeros(len(some))
         for step in range(num_tokens):
             for place, text in enumerate(some):
-                votes_M = cast_votes(ensemble, contexts[place], decoding, coins[place], step)
+                votes_M = cast_votes(engine, contexts[place], decoding, coins[place], step)
                 dissenting[place] += (votes_M != votes_M[0]).any()
                 grown[place].append(choosers[text].choose(votes_M, step))
             if step + 1 < num_tokens:
-                ensemble.extend(contexts, [text[-1] for text in grown])
+                engine.extend(contexts, [text[-1] for text in grown])
         tokens += grown
         dissent += (dissenting / num_tokens).tolist()
     return FreeTexts(tokens, dissent)

@@ -31,6 +31,7 @@ from experiments.studies.free_text import (
     Chooser,
     FixedWorld,
     FreeTexts,
+    LogitEngine,
     PublicAsWorld,
     free_texts,
 )
@@ -38,11 +39,11 @@ from experiments.studies.reference_model import token_log_probabilities
 from experiments.studies.text_quality import distinct, repetition
 from reticent import _validate
 from reticent._settings import FiniteModel
+from reticent.decoding.engines import C
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
 from reticent.evaluation.controls import Control
 from reticent.pac.mechanism import ReleaseMechanism
-from reticent.protocols import C, Ensemble
 from reticent.randomness import SeededNoise
 from reticent.stats.means import Mean, ratio, sample_mean
 
@@ -124,8 +125,8 @@ class QualityModels(Generic[C]):
         reference: the model of the perplexity; its name belongs beside the result.
     """
 
-    worlds: Ensemble[C]
-    full: Ensemble[C] | None
+    worlds: LogitEngine[C]
+    full: LogitEngine[C] | None
     reference: nn.Module
 
 
@@ -176,7 +177,7 @@ class _QualityStudy(Generic[C]):
 
     def generate(self) -> list[QualityRow]:
         models, settings, texts = self._models, self._settings, range(len(self._prompts))
-        public: Ensemble[C] = PublicAsWorld(models.worlds)
+        public: LogitEngine[C] = PublicAsWorld(models.worlds)
         sampled = settings.decoding
         greedy = DecodingSettings(Decoder.GREEDY, sampled.step_budget, num_candidates=1)
         alone = [FixedWorld() for _ in texts]
@@ -218,14 +219,14 @@ class _QualityStudy(Generic[C]):
         self,
         method: str,
         budget: float | None,
-        ensemble: Ensemble[Any],
+        engine: LogitEngine[Any],
         decoding: DecodingSettings,
         choosers: Sequence[Chooser],
     ) -> QualityRow:
         settings = self._settings
         self._note(f"generating: {method}" + ("" if budget is None else f" at 2^{math.log2(budget):g} nats"))
         texts = free_texts(
-            ensemble,
+            engine,
             self._prompts,
             settings.num_tokens,
             decoding,
@@ -233,7 +234,7 @@ class _QualityStudy(Generic[C]):
             settings.seed,
             settings.texts_at_once,
         )
-        if ensemble.num_worlds == 1:
+        if engine.num_worlds == 1:
             texts = FreeTexts(texts.tokens, [])
         return self.measure(method, budget, texts)
 

@@ -1,115 +1,16 @@
-"""The small interfaces between the parts that run models and the parts that release tokens.
+"""The small interfaces between the parts that run models and the parts that audit them or report progress.
 
-Arrays that cross these interfaces are NumPy arrays on the host; the mechanism never sees a tensor.
-
-Shape suffixes: M worlds, K candidates, V vocabulary.
+Arrays that cross these interfaces are NumPy arrays on the host.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reticent.errors import InvalidValueError
-
-
-class Context(Protocol):
-    """One token sequence with its caches, as an `Ensemble` holds it."""
-
-    @property
-    def length(self) -> int:
-        """Number of tokens the context holds."""
-        ...
-
-
-C = TypeVar("C", bound=Context)
-
-
-ChooseDraft = Callable[[int, int, NDArray[np.float32]], int]
-"""(number of the context, tokens guessed before, public logits float32[V]) -> the token guessed."""
-
-DraftTokens = Sequence[Sequence[int]]
-"""For each context the tokens that may follow the one it gets."""
-
-
-class Ensemble(Protocol[C]):
-    """The public model and all worlds, evaluated together for one next token.
-
-    Nothing an ensemble computes, and no order or time in which it computes it, depends on the realised world.
-    """
-
-    @property
-    def num_worlds(self) -> int:
-        """The number of worlds, m."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of token ids, V."""
-        ...
-
-    @property
-    def context_length(self) -> int:
-        """The most tokens a context can hold."""
-        ...
-
-    def open(self, prompt: Sequence[int]) -> C:
-        """Read a prompt of at least one token into a new context."""
-        ...
-
-    def extend(self, contexts: Sequence[C], tokens: Sequence[int]) -> None:
-        """Append one token to each context, all in one step."""
-        ...
-
-    def public_logits(self, context: C) -> NDArray[np.float32]:
-        """The public model's next-token logits, float32[V]."""
-        ...
-
-    def world_logits(self, context: C, candidates_K: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Every world's next-token logits at the candidates, float32[M, K]."""
-        ...
-
-
-class DraftingEnsemble(Ensemble[C], Protocol[C]):
-    """An ensemble that can compute guessed tokens ahead, in the step of the token before them."""
-
-    def has_draft(self, context: C, token: int) -> bool:
-        """True if the token is the next one guessed, so that appending it needs no computation."""
-        ...
-
-    def draft(
-        self,
-        contexts: Sequence[C],
-        tokens: Sequence[int],
-        counts: Sequence[int],
-        choose: ChooseDraft,
-    ) -> list[list[int]]:
-        """Draft tokens with the public model alone, to follow the next token of each context.
-
-        Args:
-            contexts: which; not extended.
-            tokens: the token each is about to get.
-            counts: how many guesses each gets; fewer where the context window ends.
-            choose: picks a token.
-        """
-        ...
-
-    def extend(self, contexts: Sequence[C], tokens: Sequence[int], guesses: DraftTokens | None = None) -> None:
-        """Append one token to each context, all in one step, and compute what follows if guesses come true."""
-        ...
-
-
-class ServedEnsemble(DraftingEnsemble[C], Protocol[C]):
-    """An ensemble that also reads prompts in parts, so that others can decode in between."""
-
-    def prefill_in_parts(self, prompt: Sequence[int]) -> Generator[None, None, C]:
-        """`open`, yielding between parts of the work; the context is what the generator returns.
-
-        How many parts there are is a function of the prompt's length alone.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,8 +154,8 @@ def test_noise_of_another_size_is_a_wrong_answer(errors_of: ErrorsOf, monkeypatc
     assert "noise covariance" in error
 
 
-def votes_of_another_token(*arguments: Any, genuine: Any = stepping.cast_votes) -> Any:
-    return genuine(*arguments) - 1
+def votes_of_another_token(*arguments: Any, genuine: Any = stepping.cast_step) -> Any:
+    return [votes - 1 for votes in genuine(*arguments)]
 
 
 def commit_to_nowhere(*_arguments: Any) -> None:
@@ -165,7 +165,7 @@ def commit_to_nowhere(*_arguments: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "message"),
     [
-        (stepping, "cast_votes", votes_of_another_token, "is not that of the engine alone"),
+        (stepping, "cast_step", votes_of_another_token, "is not that of the engine alone"),
         (Ledger, "commit", commit_to_nowhere, "the ledger holds"),
     ],
 )

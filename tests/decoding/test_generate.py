@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from logit_engines import LogitVotes
 
 from reticent.decoding.generate import GeneratedToken, generate
 from reticent.decoding.votes import Decoder, DecodingSettings
@@ -23,7 +24,7 @@ class BigramContext:
         return len(self.tokens)
 
 
-class BigramEnsemble:
+class BigramEnsemble(LogitVotes):
     """Row 0 is the public model; the next token depends on the last one and on the length. Records every call."""
 
     num_worlds, vocab_size, context_length = WORLDS, VOCAB, WINDOW
@@ -41,7 +42,7 @@ class BigramEnsemble:
         self.calls.append(("open", tuple(prompt)))
         return BigramContext(list(prompt))
 
-    def extend(self, contexts, tokens, guesses=None):
+    def extend(self, contexts, tokens, drafts=None):
         self.calls.append(("extend", tuple(tokens)))
         for context, token in zip(contexts, tokens, strict=True):
             context.tokens.append(token)

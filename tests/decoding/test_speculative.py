@@ -1,4 +1,4 @@
-"""Tokens guessed ahead: the same votes, releases and charges, fewer steps."""
+"""Draft tokens: the same votes, releases and charges, fewer steps."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ from rounding import decided_votes
 from tiny_adapters import NUM_WORLDS, random_adapters
 from tiny_models import FAMILIES, build_tiny_model
 
+from reticent.decoding.engines import VoteRequest
 from reticent.decoding.generate import generate
 from reticent.decoding.speculative import DraftLength
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.engine.engine import Engine
-from reticent.errors import InvalidValueError
 from reticent.layers.forward import batched_decoder
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.mechanism import ReleaseMechanism
@@ -25,16 +25,16 @@ NUM_TOKENS = 30
 def make_engine(family="llama", records=False):
     decoder = batched_decoder(build_tiny_model(family))
     adapters = random_adapters(decoder, ["attention"], 3, 2)
-    # Small enough that the public model often guesses right, large enough that it often does not.
+    # Small enough that drafts are often accepted, large enough that they are often rejected.
     for up in adapters.up.values():
         up *= 0.3
     return Engine(decoder, adapters, capture_graphs=records)
 
 
 class Counting:
-    """An engine whose steps are counted, and whose guesses can be spoilt."""
+    """An engine whose steps are counted, and whose drafts can be spoilt."""
 
-    def __init__(self, engine, spoil=lambda guesses: guesses):
+    def __init__(self, engine, spoil=lambda draft: draft):
         self.engine, self.spoil = engine, spoil
         self.computed = []
 
@@ -42,11 +42,11 @@ class Counting:
         return getattr(self.engine, name)
 
     def draft(self, *arguments):
-        return [self.spoil(guesses) for guesses in self.engine.draft(*arguments)]
+        return [self.spoil(draft) for draft in self.engine.draft(*arguments)]
 
-    def extend(self, contexts, tokens, guesses=None):
+    def extend(self, contexts, tokens, drafts=None):
         self.computed.append(not self.engine.has_draft(contexts[0], tokens[0]))
-        self.engine.extend(contexts, tokens, guesses)
+        self.engine.extend(contexts, tokens, drafts)
 
 
 def stream(engine, settings, num_drafts, max_tokens=NUM_TOKENS, seed=5):
@@ -60,7 +60,7 @@ def stream(engine, settings, num_drafts, max_tokens=NUM_TOKENS, seed=5):
 
 
 def decided_seed(engine, settings, max_tokens=NUM_TOKENS):
-    """A seed of a generation in which rounding decides no vote: with guesses, steps have other shapes."""
+    """A seed of a generation in which rounding decides no vote: with drafts, steps have other shapes."""
     for seed in range(5, 40):
         said, _, _ = stream(engine, settings, 0, max_tokens, seed)
         context, coins = engine.open(PROMPT), PublicCoins.from_seed(seed, 0)
@@ -77,7 +77,7 @@ def decided_seed(engine, settings, max_tokens=NUM_TOKENS):
 @pytest.mark.parametrize("law", list(ReleaseMechanism))
 @pytest.mark.parametrize("decoder", list(Decoder))
 @pytest.mark.parametrize(("family", "records"), [*((family, False) for family in FAMILIES), ("llama", True)])
-def test_guesses_change_no_release(family, records, decoder, law, monkeypatch):
+def test_drafts_change_no_release(family, records, decoder, law, monkeypatch):
     monkeypatch.setattr("reticent.engine.engine._CAPTURED_CACHE_BLOCK", 8)
     settings = DecodingSettings(decoder, 2.0**-6, num_candidates=40, release_mechanism=law)
     seed = decided_seed(make_engine(family), settings)
@@ -91,11 +91,11 @@ def test_guesses_change_no_release(family, records, decoder, law, monkeypatch):
 
 
 @pytest.mark.parametrize("spoilt", ["wrong", "wrong at the second", "too few"])
-def test_wrong_guesses_leave_no_trace(spoilt):
+def test_rejected_drafts_leave_no_trace(spoilt):
     spoil = {
-        "wrong": lambda guesses: [(guess + 1) % 250 for guess in guesses],
-        "wrong at the second": lambda guesses: [*guesses[:1], *((guess + 1) % 250 for guess in guesses[1:])],
-        "too few": lambda guesses: guesses[:1],
+        "wrong": lambda draft: [(token + 1) % 250 for token in draft],
+        "wrong at the second": lambda draft: [*draft[:1], *((token + 1) % 250 for token in draft[1:])],
+        "too few": lambda draft: draft[:1],
     }[spoilt]
     settings = DecodingSettings(Decoder.GUMBEL, 2.0**-6, num_candidates=40)
     seed = decided_seed(make_engine(), settings)
@@ -104,19 +104,27 @@ def test_wrong_guesses_leave_no_trace(spoilt):
     said, posterior, spent = stream(engine, settings, 4, seed=seed)
     assert (said, spent) == (expected[0], expected[2])
     np.testing.assert_allclose(posterior, expected[1], rtol=1e-9, atol=1e-12)
-    # Only where every first guess is wrong is each token computed.
+    # Only where every first draft token is rejected is each token computed.
     assert all(engine.computed) == (spoilt == "wrong")
 
 
-def test_where_nothing_can_be_guessed_decoding_goes_on():
-    settings = DecodingSettings(Decoder.GUMBEL, 2.0**-6, num_candidates=40)
-    expected, _, _ = stream(make_engine(), settings, 0)
+def test_a_context_whose_public_model_fails_has_a_shorter_draft_and_no_other_has():
+    engine, settings = make_engine(), DecodingSettings(Decoder.GREEDY, 2.0**-6, num_candidates=40)
+    contexts = [engine.open(PROMPT), engine.open(PROMPT[:3])]
+    requests = [VoteRequest(settings, PublicCoins.from_seed(0, 0), 1)] * 2
+    whole = engine.draft(contexts, [1, 2], requests, [3, 3])
+    logits, calls = engine._decoder.logits, []
 
-    def fails(guesses):
-        raise InvalidValueError("the public model's logits contain NaN")
+    def poisoned(hidden_ND):
+        found = logits(hidden_ND)
+        calls.append(len(found))
+        if len(calls) == 2:
+            found[0] = float("nan")
+        return found
 
-    said, _, _ = stream(Counting(make_engine(), fails), settings, 4)
-    assert said == expected
+    engine._decoder.logits = poisoned
+    assert engine.draft(contexts, [1, 2], requests, [3, 3]) == [whole[0][:1], whole[1]]
+    assert calls == [2, 2, 1]
 
 
 def test_worlds_dissent_in_these_tests():
@@ -125,11 +133,11 @@ def test_worlds_dissent_in_these_tests():
     assert 3 <= sum(num_active > 1 for _, num_active in said) <= NUM_TOKENS - 3
 
 
-def test_nothing_is_guessed_that_no_token_can_use():
+def test_nothing_is_drafted_that_no_token_can_use():
     engine, asked = make_engine(), []
     draft = engine.draft
-    engine.draft = lambda contexts, tokens, counts, choose: (
-        asked.append(counts) or draft(contexts, tokens, counts, choose)
+    engine.draft = lambda contexts, tokens, requests, counts: (
+        asked.append(counts) or draft(contexts, tokens, requests, counts)
     )
     settings = DecodingSettings(Decoder.GREEDY, 2.0**-6, num_candidates=40)
     for max_tokens, most in [(1, []), (2, []), (3, [[1]])]:
@@ -138,16 +146,16 @@ def test_nothing_is_guessed_that_no_token_can_use():
         assert asked == most
 
 
-def test_the_pace_follows_what_came_true():
-    pace, lengths = DraftLength(6), []
+def test_the_length_of_drafts_follows_what_is_accepted():
+    length, lengths = DraftLength(6), []
     for num_accepted in (0, 1, 2, 4, 6, 6, 3, 2, 0, 1):
-        lengths.append(pace.next_length())
-        pace.num_accepted = num_accepted
+        lengths.append(length.next_length())
+        length.num_accepted = num_accepted
     assert lengths == [1, 1, 2, 4, 6, 6, 6, 3, 2, 1]
-    assert pace.next_length() == 2
+    assert length.next_length() == 2
 
 
-def test_the_context_window_ends_guessing():
+def test_the_context_window_ends_drafts():
     engine = make_engine()
     window = engine.context_length
     settings = DecodingSettings(Decoder.GREEDY, 2.0**-6, num_candidates=40)
@@ -158,18 +166,19 @@ def test_the_context_window_ends_guessing():
     assert len(said) == window - len(PROMPT)
 
 
-def test_several_contexts_are_guessed_and_computed_together():
+def test_several_contexts_are_drafted_and_computed_together():
     engine, plain = make_engine(), make_engine()
     prompts = [PROMPT, PROMPT[:2], [*PROMPT, 9, 8]]
     ours, theirs = ([each.open(prompt) for prompt in prompts] for each in (engine, plain))
     candidates = np.arange(engine.vocab_size)
     tokens = [1, 2, 3]
-    guesses = engine.draft(ours, tokens, [1, 3, 2], lambda number, ahead, logits_V: int(logits_V.argmax()))
-    assert [len(guess) for guess in guesses] == [1, 3, 2]
-    # The second context goes on as guessed, the others do not.
-    engine.extend(ours, tokens, guesses)
+    requests = [VoteRequest(DecodingSettings(Decoder.GREEDY, 2.0**-6), PublicCoins.from_seed(0, 0), 1)] * 3
+    drafts = engine.draft(ours, tokens, requests, [1, 3, 2])
+    assert [len(draft) for draft in drafts] == [1, 3, 2]
+    # The second context's draft is accepted, the others' are rejected.
+    engine.extend(ours, tokens, drafts)
     plain.extend(theirs, tokens)
-    after = [(guesses[0][0] + 1) % 250, guesses[1][0], (guesses[2][0] + 1) % 250]
+    after = [(drafts[0][0] + 1) % 250, drafts[1][0], (drafts[2][0] + 1) % 250]
     assert [engine.has_draft(context, token) for context, token in zip(ours, after, strict=True)] == [
         False,
         True,

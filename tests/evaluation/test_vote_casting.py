@@ -7,7 +7,7 @@ import pytest
 from rounding import assert_largest, decided_votes
 from tiny_models import build_tiny_model
 
-from reticent.decoding.generate import cast_votes
+from reticent.decoding.logit_votes import cast_votes
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.engine.engine import Engine
 from reticent.engine.teacher_forced import TeacherForcing

@@ -3,6 +3,7 @@
 import threading
 
 import numpy as np
+from logit_engines import LogitVotes
 from pac_oracles import MemoryStore
 
 from reticent.decoding.votes import Decoder, DecodingSettings
@@ -26,7 +27,7 @@ class Tokens:
         return len(self.tokens)
 
 
-class Arithmetic:
+class Arithmetic(LogitVotes):
     """Logits by a formula of the context, a prompt read token by token; what was done with it is written down."""
 
     num_worlds, vocab_size, context_length = WORLDS, VOCABULARY, WINDOW
@@ -49,7 +50,7 @@ class Arithmetic:
             yield
         return self.open(prompt)
 
-    def extend(self, contexts, tokens, guesses=None):
+    def extend(self, contexts, tokens, drafts=None):
         self.batches.append(len(contexts))
         for context, token in zip(contexts, tokens, strict=True):
             context.tokens.append(token)

@@ -69,16 +69,16 @@ class Halted:
     """Holds the engine still before each extension of its answers until the gate is opened."""
 
     def __init__(self, server):
-        self._ensemble = server.service.batcher._ensemble
+        self._engine = server.service.batcher._engine
         self.gate = threading.Event()
-        server.service.batcher._ensemble = self
+        server.service.batcher._engine = self
 
     def __getattr__(self, name):
-        return getattr(self._ensemble, name)
+        return getattr(self._engine, name)
 
-    def extend(self, contexts, tokens, guesses=None):
+    def extend(self, contexts, tokens, drafts=None):
         assert self.gate.wait(60)
-        self._ensemble.extend(contexts, tokens)
+        self._engine.extend(contexts, tokens)
 
 
 @pytest.mark.parametrize("ended_by", ["revoked", "expired"])

@@ -99,18 +99,18 @@ class Gated:
     """An ensemble that stands still after some steps until the gate is opened."""
 
     def __init__(self, server, steps):
-        self._ensemble, self._steps = server.service.batcher._ensemble, steps
+        self._engine, self._steps = server.service.batcher._engine, steps
         self.gate = threading.Event()
-        server.service.batcher._ensemble = self
+        server.service.batcher._engine = self
 
     def __getattr__(self, name):
-        return getattr(self._ensemble, name)
+        return getattr(self._engine, name)
 
-    def extend(self, contexts, tokens, guesses=None):
+    def extend(self, contexts, tokens, drafts=None):
         self._steps -= 1
         if self._steps <= 0:
             self.gate.wait(60)
-        self._ensemble.extend(contexts, tokens)
+        self._engine.extend(contexts, tokens)
 
 
 def test_a_full_queue_is_429_and_tells_when_to_come_back(live):

@@ -25,7 +25,7 @@ from server.engine_parts import (
 from tiny_adapters import random_adapters
 from tiny_models import build_tiny_model
 
-from reticent.decoding.generate import cast_votes
+from reticent.decoding.logit_votes import cast_votes
 from reticent.decoding.speculative import DraftLength
 from reticent.engine.engine import Engine
 from reticent.errors import StorageError
@@ -95,14 +95,14 @@ def test_requests_join_and_leave_a_running_batch(started):
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3])
-def test_guesses_change_no_answer(started, num_drafts):
+def test_drafts_change_no_answer(started, num_drafts):
     decoder = batched_decoder(build_tiny_model("llama"))
     engine = Engine(decoder, random_adapters(decoder, ["attention"], 3, 2))
     answers = []
     for drafts in (0, num_drafts):
         jobs = [make_job(prompt=[5] * length, max_tokens=8 + length, seed=length) for length in range(1, 5)]
         for job in jobs:
-            job.pace = DraftLength(drafts)
+            job.draft_length = DraftLength(drafts)
         batcher = started(engine, make_curator(secret=1), max_concurrent=3)
         batcher.submit(jobs)
         answers.append([sink.tokens for sink in finish(jobs)])

@@ -47,7 +47,7 @@ class DecodingSettings:
         step_budget: mutual information to which each release is held, b, in nats; see `check_step_budget`.
         temperature: divides the logits of the Gumbel decoder; positive and finite. Greedy votes do not depend on it.
         num_candidates: size k of the public model's candidate set; at least 1, and at most the vocabulary (checked
-            when the ensemble is known).
+            when the engine is known).
         release_mechanism: turns the realised world's vote into a token.
         charging_rule: says what a released token costs at that budget.
 

@@ -1,7 +1,7 @@
-"""Decode steps of fixed shape, recorded and replayed.
+"""CUDA graphs of decode steps: capture and replay.
 
 On a GPU a decode step for a handful of contexts is hundreds of small kernels, and launching them can take longer than
-running them. A step whose shapes and addresses stay the same is recorded as a CUDA graph and launched as a whole. It
+running them. A step whose shapes and addresses stay the same is captured as a CUDA graph and launched as a whole. It
 stays the same while the same contexts decode together and none of their caches has to grow.
 """
 
@@ -33,16 +33,16 @@ StepFunction = Callable[[Sequence[CachedContext], Tensor, Tensor], Tensor]
 class CudaGraphRunner:
     """Runs decode steps, replaying those that come again.
 
-    A set of contexts is recorded when it comes the second time: one that changes with every step would pay for a
-    recording each time. Contexts are not kept alive; a recording is dropped when one of its contexts is.
+    A step is captured when its contexts come for the second time: a set that changes with every step would pay for a
+    capture each time. Contexts are not kept alive; a graph is dropped when one of its contexts is.
 
-    On a processor a replay computes the step on the memory that was there when it was recorded, as a graph would, so
-    that it can be tested anywhere whether a recording is still valid where it is replayed.
+    On a processor a replay computes the step on the memory that was there at its capture, as a graph would, so that
+    tests on any machine find out if a graph is replayed that is no longer valid.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._recordings: list[_CapturedStep] = []
+        self._captured: list[_CapturedStep] = []
 
     def run(
         self,
@@ -55,31 +55,31 @@ class CudaGraphRunner:
         """Compute a step.
 
         Args:
-            step: what to compute; the same for contexts and counts that are the same.
+            step: computes the step; the same for contexts and counts that are the same.
             contexts: with room for the new positions.
-            counts: how many tokens each brings.
+            counts: number of tokens of each.
             tokens: of all contexts, side by side.
-            positions: where they stand.
+            positions: their positions.
 
         Returns:
             Final hidden states, [G, N, D].
         """
         self.drop_stale_graphs()
-        recording = next((known for known in self._recordings if known.is_of(contexts, counts)), None)
-        if recording is None:
-            self._recordings = [
-                *self._recordings[1 - _MAX_CAPTURED_STEPS :],
+        captured = next((known for known in self._captured if known.matches(contexts, counts)), None)
+        if captured is None:
+            self._captured = [
+                *self._captured[1 - _MAX_CAPTURED_STEPS :],
                 _CapturedStep(contexts, counts, self._device),
             ]
             return step(contexts, *(torch.tensor(ids, device=self._device) for ids in (tokens, positions)))
         # The one used last is the last to go.
-        self._recordings.remove(recording)
-        self._recordings.append(recording)
-        return recording.replay(step, tokens, positions)
+        self._captured.remove(captured)
+        self._captured.append(captured)
+        return captured.replay(step, tokens, positions)
 
     def drop_stale_graphs(self) -> None:
-        """Let go of what was recorded for contexts that are no more, or whose caches have moved."""
-        self._recordings = [recording for recording in self._recordings if recording.is_valid]
+        """Drop the graphs of contexts that no longer exist, or whose caches have moved."""
+        self._captured = [captured for captured in self._captured if captured.is_valid]
 
 
 class _CapturedStep:
@@ -96,28 +96,28 @@ class _CapturedStep:
     @property
     def is_valid(self) -> bool:
         """True if all contexts exist and have their caches where they were."""
-        contexts = self._alive()
+        contexts = self._live_contexts()
         return len(contexts) == len(self._contexts) and _rooms(contexts) == self._room
 
-    def is_of(self, contexts: Sequence[CachedContext], counts: Sequence[int]) -> bool:
-        """True if a step of these contexts, with these numbers of tokens, is the captured one."""
-        mine = self._alive()
+    def matches(self, contexts: Sequence[CachedContext], counts: Sequence[int]) -> bool:
+        """True if a step with these numbers of tokens of these contexts is the captured one."""
+        captured = self._live_contexts()
         return (
             list(counts) == self._counts
-            and len(contexts) == len(mine)
-            and all(a is b for a, b in zip(contexts, mine, strict=True))
+            and len(contexts) == len(captured)
+            and all(a is b for a, b in zip(contexts, captured, strict=True))
         )
 
     def replay(self, step: StepFunction, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Compute the step, recording it the first time."""
+        """Compute the step, capturing it the first time."""
         self._tokens.copy_(torch.tensor(tokens))
         self._positions.copy_(torch.tensor(positions))
         if self._launch is None:
-            record = _capture_on_gpu if self._tokens.device.type == "cuda" else _capture_on_host
-            self._launch = record(step, self._alive(), self._tokens, self._positions)
+            capture = _capture_on_gpu if self._tokens.device.type == "cuda" else _capture_on_host
+            self._launch = capture(step, self._live_contexts(), self._tokens, self._positions)
         return self._launch()
 
-    def _alive(self) -> list[CachedContext]:
+    def _live_contexts(self) -> list[CachedContext]:
         return [context for reference in self._contexts if (context := reference()) is not None]
 
 
@@ -128,7 +128,7 @@ def _capture_on_gpu(
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        # Warming up and recording write the step's own keys and values, as the replay then does.
+        # Warming up and capturing write the step's own keys and values, as the replay then does.
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP_RUNS):
                 step(contexts, tokens, positions)
@@ -154,7 +154,7 @@ def _capture_on_host(
 
 @dataclass
 class _Frozen:
-    """Caches that stay where they were, whatever becomes of the context they belong to."""
+    """Caches that stay in place after the context they belong to has moved on."""
 
     caches: list[LayerCache]
 

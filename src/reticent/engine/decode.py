@@ -1,8 +1,8 @@
 """Decode steps: new tokens of some contexts, through all blocks, in one pass.
 
-A context brings one token, or several in a row where later ones are guessed. All tokens share every matrix product;
-attention goes context by context, because their lengths differ. Steps run for the public model and all worlds, or for
-the public model alone.
+A context brings one token, or several in a row where later ones are draft tokens. All tokens share every matrix
+product; attention goes context by context, because their lengths differ. Steps run for the public model and all worlds,
+or for the public model alone.
 
 Shape suffixes: G rows, M worlds, N tokens of all contexts, D hidden size.
 """
@@ -33,33 +33,33 @@ class TokenRun:
 
 
 class DecodeSteps:
-    """Runs decode steps; `records` replays those that come again, see `recording`."""
+    """Runs decode steps; with `captures`, those that come again are replayed as CUDA graphs, see `cuda_graphs`."""
 
-    def __init__(self, decoder: BatchedDecoder, blocks: AdaptedBlocks, records: bool) -> None:
+    def __init__(self, decoder: BatchedDecoder, blocks: AdaptedBlocks, captures: bool) -> None:
         self._decoder = decoder
         self._blocks = blocks
         device = decoder.architecture.device
-        self._recorder, self._public_recorder = (CudaGraphRunner(device) if records else None for _ in range(2))
+        self._graphs, self._public_graphs = (CudaGraphRunner(device) if captures else None for _ in range(2))
 
     def all_rows(self, runs: Sequence[TokenRun]) -> Tensor:
         """Final hidden states of the public model and all worlds after each token, [1 + M, N, D]."""
-        return self._step(self._all, runs, self._recorder)
+        return self._step(self._all, runs, self._graphs)
 
     def public_row(self, runs: Sequence[TokenRun]) -> Tensor:
         """Those of the public model alone, [1, N, D]; only its row of the caches is written."""
-        return self._step(self._public, runs, self._public_recorder)
+        return self._step(self._public, runs, self._public_graphs)
 
     def drop_stale_graphs(self) -> None:
-        """Let go of recordings of contexts that are no more."""
-        for recorder in (self._recorder, self._public_recorder):
-            if recorder is not None:
-                recorder.drop_stale_graphs()
+        """Drop captured graphs of contexts that no longer exist."""
+        for graphs in (self._graphs, self._public_graphs):
+            if graphs is not None:
+                graphs.drop_stale_graphs()
 
-    def _step(self, forward: _Forward, runs: Sequence[TokenRun], recorder: CudaGraphRunner | None) -> Tensor:
+    def _step(self, forward: _Forward, runs: Sequence[TokenRun], graphs: CudaGraphRunner | None) -> Tensor:
         tokens = [token for run in runs for token in run.tokens]
         positions = [run.start + offset for run in runs for offset in range(len(run.tokens))]
-        if recorder is not None:
-            return self._run_captured(recorder, forward, runs, tokens, positions)
+        if graphs is not None:
+            return self._run_captured(graphs, forward, runs, tokens, positions)
         device = self._decoder.architecture.device
         tokens_N, positions_N = (torch.tensor(numbers, device=device) for numbers in (tokens, positions))
         return forward(tokens_N, positions_N, self._attention(runs))
@@ -88,7 +88,7 @@ class DecodeSteps:
 
     def _run_captured(
         self,
-        recorder: CudaGraphRunner,
+        graphs: CudaGraphRunner,
         forward: _Forward,
         runs: Sequence[TokenRun],
         tokens: Sequence[int],
@@ -103,12 +103,12 @@ class DecodeSteps:
         def step(contexts: Sequence[CachedContext], tokens_N: Tensor, positions_N: Tensor) -> Tensor:
             return forward(tokens_N, positions_N, self._attention_in_place(contexts, counts, positions_N))
 
-        return recorder.run(step, [run.context for run in runs], counts, tokens, positions)
+        return graphs.run(step, [run.context for run in runs], counts, tokens, positions)
 
     def _attention_in_place(
         self, contexts: Sequence[CachedContext], counts: Sequence[int], positions_N: Tensor
     ) -> Attend:
-        """`_attention` for contexts with room for the new positions; see `recording.StepFunction`."""
+        """`_attention` for contexts with room for the new positions; see `cuda_graphs.StepFunction`."""
         architecture = self._decoder.architecture
         places = _places(counts)
         biases = [

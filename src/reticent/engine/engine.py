@@ -1,4 +1,4 @@
-"""The ensemble engine: prompts, caches and decode steps for the public model and all worlds at once.
+"""The local engine: prompts, caches, decode steps and votes for the public model and all worlds at once.
 
 Rows are ordered public model first, then worlds 0 … m − 1, always. Blocks below the lowest adapter are the same for
 every row and are computed, and cached, once. Requests that decode in one step share every matrix product; only
@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reticent import _validate
+from reticent.decoding.engines import Drafts, VoteRequest
+from reticent.decoding.logit_votes import public_vote, public_votes_from_logits, votes_from_logits
 from reticent.engine.decode import DecodeSteps, TokenRun
 from reticent.engine.kv_cache import LayerCache
 from reticent.errors import InvalidValueError
 from reticent.layers.adapted_blocks import AdaptedBlocks
 from reticent.layers.adapters import StackedAdapters
 from reticent.layers.forward import Attend, BatchedDecoder
-from reticent.protocols import ChooseDraft, DraftTokens
 
 _CACHE_BLOCK = 32
 _CAPTURED_CACHE_BLOCK = 256
-"""Larger where steps are recorded, since a recording lasts until a cache grows."""
+"""Larger where steps are captured, since a captured graph lasts until a cache grows."""
 _PREFILL_TOKENS = 2048
 """Most row-tokens that go through the adapted blocks at once while a prompt is read; bounds memory for any m, and how
 long other answers wait for one part of it."""
@@ -38,30 +39,30 @@ class EngineContext:
     """One token sequence as the engine holds it; made by `Engine.open`.
 
     Attributes:
-        caches: one a block; what they hold beyond `length` is a guess.
+        caches: one a block; what they hold beyond `length` belongs to drafts.
         tokens: the sequence.
         final_hidden_GD: final hidden states after its last token.
-        ahead: guessed tokens that go on from there, each with the final hidden states after it.
+        drafts: draft tokens that were computed behind it, each with the final hidden states after it.
     """
 
     caches: list[LayerCache]
     tokens: list[int] = field(default_factory=list)
     final_hidden_GD: Tensor | None = None
-    ahead: list[tuple[int, Tensor]] = field(default_factory=list)
+    drafts: list[tuple[int, Tensor]] = field(default_factory=list)
 
     @property
     def length(self) -> int:
         """Number of tokens the context holds."""
         return len(self.tokens)
 
-    def append(self, token: int, final_hidden_GD: Tensor, ahead: list[tuple[int, Tensor]]) -> None:
-        """Take the next token and what is known after it."""
+    def append(self, token: int, final_hidden_GD: Tensor, drafts: list[tuple[int, Tensor]]) -> None:
+        """Take the next token, the states after it, and the draft tokens computed behind it."""
         self.tokens.append(token)
-        self.final_hidden_GD, self.ahead = final_hidden_GD, ahead
+        self.final_hidden_GD, self.drafts = final_hidden_GD, drafts
 
 
 class Engine:
-    """The public model and m worlds for next-token prediction; implements `reticent.protocols.ServedEnsemble`.
+    """The public model and m worlds for next-token prediction; implements `reticent.decoding.engines.VoteEngine`.
 
     What is computed, and in which order, is a function of tokens alone. The same contexts in the same order give the
     same bits; another batch may round otherwise.
@@ -69,11 +70,11 @@ class Engine:
 
     def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters, capture_graphs: bool | None = None) -> None:
         """Take a decoder and the worlds' adapters; `capture_graphs` replays decode steps, by default on CUDA only."""
-        records = decoder.architecture.device.type == "cuda" if capture_graphs is None else capture_graphs
+        captures = decoder.architecture.device.type == "cuda" if capture_graphs is None else capture_graphs
         self._decoder = decoder
         self._blocks = AdaptedBlocks(decoder, adapters)
-        self._steps = DecodeSteps(decoder, self._blocks, records)
-        self._cache_block = _CAPTURED_CACHE_BLOCK if records else _CACHE_BLOCK
+        self._steps = DecodeSteps(decoder, self._blocks, captures)
+        self._cache_block = _CAPTURED_CACHE_BLOCK if captures else _CACHE_BLOCK
 
     @property
     def num_worlds(self) -> int:
@@ -129,69 +130,91 @@ class Engine:
         return context
 
     @torch.inference_mode()
-    def extend(
-        self, contexts: Sequence[EngineContext], tokens: Sequence[int], guesses: DraftTokens | None = None
-    ) -> None:
+    def extend(self, contexts: Sequence[EngineContext], tokens: Sequence[int], drafts: Drafts | None = None) -> None:
         """Append one token to each context, all in one step.
 
         Args:
             contexts: what to extend.
             tokens: the token each gets.
-            guesses: tokens that may follow it, from `draft`. They are computed in the same step; a later token that is
-                the one guessed costs nothing, and any other leaves no trace of the guesses.
+            drafts: tokens that may follow it, from `draft`. They are computed in the same step; a later token that is
+                the next draft token costs nothing, and any other leaves no trace of the drafts.
 
         Raises:
             InvalidValueError: a context is full, or the lists differ in length.
         """
-        guesses = [()] * len(contexts) if guesses is None else guesses
-        if not len(contexts) == len(tokens) == len(guesses):
+        drafts = [()] * len(contexts) if drafts is None else drafts
+        if not len(contexts) == len(tokens) == len(drafts):
             raise InvalidValueError(f"{len(contexts)} contexts but {len(tokens)} tokens; give one token a context")
         if any(context.length >= self.context_length for context in contexts):
             raise InvalidValueError(f"a context already holds {self.context_length} tokens, the model's context length")
-        runs, unforeseen = [], []
-        for context, token, guess in zip(contexts, tokens, guesses, strict=True):
+        runs: list[TokenRun] = []
+        computed: list[EngineContext] = []
+        for context, token, draft in zip(contexts, tokens, drafts, strict=True):
             if self.has_draft(context, token):
-                _, final_hidden_GD = context.ahead[0]
-                context.append(token, final_hidden_GD, context.ahead[1:])
+                _, final_hidden_GD = context.drafts[0]
+                context.append(token, final_hidden_GD, context.drafts[1:])
             else:
-                run = [token, *guess][: self.context_length - context.length]
-                runs.append(TokenRun(context, context.length, run))
-                unforeseen.append(context)
+                fitting = [token, *draft][: self.context_length - context.length]
+                runs.append(TokenRun(context, context.length, fitting))
+                computed.append(context)
         if not runs:
             return
         final_GND, first = self._steps.all_rows(runs), 0
-        for context, computed in zip(unforeseen, runs, strict=True):
-            after = [(token, final_GND[:, first + offset]) for offset, token in enumerate(computed.tokens)]
+        for context, run in zip(computed, runs, strict=True):
+            after = [(token, final_GND[:, first + offset]) for offset, token in enumerate(run.tokens)]
             context.append(*after[0], after[1:])
             first += len(after)
 
     def has_draft(self, context: EngineContext, token: int) -> bool:
-        """True if the token is the next one guessed, so that appending it needs no computation."""
-        return bool(context.ahead) and context.ahead[0][0] == token
+        """True if the token is the context's next draft token, so that appending it needs no computation."""
+        return bool(context.drafts) and context.drafts[0][0] == token
 
     @torch.inference_mode()
     def draft(
-        self, contexts: Sequence[EngineContext], tokens: Sequence[int], counts: Sequence[int], choose: ChooseDraft
+        self,
+        contexts: Sequence[EngineContext],
+        tokens: Sequence[int],
+        requests: Sequence[VoteRequest],
+        counts: Sequence[int],
     ) -> list[list[int]]:
         """Draft tokens with the public model alone, to follow the next token of each context.
 
         Args:
-            contexts: which; unchanged but for what their caches hold beyond their length.
+            contexts: the contexts; unchanged but for what their caches hold beyond their length.
             tokens: the token each is about to get.
-            counts: how many guesses each gets; fewer where the context window ends.
-            choose: picks a token.
+            requests: the request for the token after that one.
+            counts: most draft tokens of each; fewer where the window ends, or the public model has no vote.
         """
         runs = [[token] for token in tokens]
         room = [self.context_length - context.length - 1 for context in contexts]
         counts = [min(count, most) for count, most in zip(counts, room, strict=True)]
-        for ahead in range(max(counts, default=0)):
-            drafting = [number for number, count in enumerate(counts) if ahead < count]
+        for position in range(max(counts, default=0)):
+            drafting = [number for number, count in enumerate(counts) if position < count]
+            if not drafting:
+                break
             hidden_1ND = self._steps.public_row(
-                [TokenRun(contexts[number], contexts[number].length + ahead, runs[number][-1:]) for number in drafting]
+                [
+                    TokenRun(contexts[number], contexts[number].length + position, runs[number][-1:])
+                    for number in drafting
+                ]
             )
             for logits_V, number in zip(self._decoder.logits(hidden_1ND[0]).cpu().numpy(), drafting, strict=True):
-                runs[number].append(choose(number, ahead, logits_V))
+                try:
+                    runs[number].append(public_vote(logits_V, requests[number].after(position)))
+                except InvalidValueError:
+                    # The step that reaches this position finds it, and says whose it is.
+                    counts[number] = position
         return [run[1:] for run in runs]
+
+    def votes(
+        self, contexts: Sequence[EngineContext], requests: Sequence[VoteRequest]
+    ) -> list[NDArray[np.int64] | Exception]:
+        """Cast every world's vote for the next token of each context, int64[M], or say why there is none."""
+        return votes_from_logits(self, contexts, requests)
+
+    def public_votes(self, contexts: Sequence[EngineContext], requests: Sequence[VoteRequest]) -> list[int | Exception]:
+        """Cast the public model's own vote for the next token of each context, or say why there is none."""
+        return public_votes_from_logits(self, contexts, requests)
 
     @torch.inference_mode()
     def public_logits(self, context: EngineContext) -> NDArray[np.float32]:

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
+from reticent.engine.engine import Engine
 from reticent.evaluation.discarding_store import DiscardingStore
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator, CuratorState
 from reticent.pac.posterior import Posterior
-from reticent.protocols import C, Ensemble
 from reticent.randomness import SeededNoise
 from reticent.stats.means import Mean, ratio, sample_mean
 
@@ -107,22 +107,22 @@ def cost(
     )
 
 
-def decode_seconds(ensemble: Ensemble[C], prompt: Sequence[int], num_tokens: int) -> list[float]:
+def decode_seconds(engine: Engine, prompt: Sequence[int], num_tokens: int) -> list[float]:
     """Seconds of each of `num_tokens` decode steps after a prompt: one more token, all worlds' logits at one candidate.
 
     Raises:
         InvalidValueError: the context window is too small.
     """
-    _validate.integer_in_range("num_tokens", num_tokens, 1, ensemble.context_length - len(prompt))
-    context = ensemble.open(prompt)
+    _validate.integer_in_range("num_tokens", num_tokens, 1, engine.context_length - len(prompt))
+    context = engine.open(prompt)
     candidates_K = np.arange(1)
     seconds = []
     for _ in range(num_tokens):
-        token = int(ensemble.public_logits(context).argmax())
+        token = int(engine.public_logits(context).argmax())
         began = time.perf_counter()
-        ensemble.extend([context], [token])
-        ensemble.public_logits(context)
-        ensemble.world_logits(context, candidates_K)
+        engine.extend([context], [token])
+        engine.public_logits(context)
+        engine.world_logits(context, candidates_K)
         seconds.append(time.perf_counter() - began)
     return seconds
 

@@ -323,7 +323,7 @@ class Answers:
                         stop_tokens=prompts.stop_tokens,
                         sink=sink,
                         allowance=asked.admission.meter,
-                        pace=DraftLength(self._service.settings.num_drafts),
+                        draft_length=DraftLength(self._service.settings.num_drafts),
                         request_id=self._trace.id,
                     )
                 )

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol
 
+from reticent.decoding.engines import C, VoteRequest
 from reticent.decoding.speculative import DraftLength
 from reticent.decoding.votes import DecodingSettings
-from reticent.protocols import C
 from reticent.randomness import PublicCoins
 
 
@@ -94,7 +94,7 @@ class Job(Generic[C]):
         stop_tokens: ids that end it once released.
         sink: where its tokens go.
         allowance: what its key may still have.
-        pace: how many tokens are guessed ahead for it.
+        draft_length: the number of draft tokens for it.
         request_id: identifier of its request in logs.
         cancelled: set, by any thread, when nobody wants the answer any more.
         context: what the engine holds of it, while it is in the batch.
@@ -113,7 +113,7 @@ class Job(Generic[C]):
     stop_tokens: frozenset[int]
     sink: Sink
     allowance: Allowance
-    pace: DraftLength = field(default_factory=lambda: DraftLength(0))
+    draft_length: DraftLength = field(default_factory=lambda: DraftLength(0))
     request_id: str = ""
     cancelled: bool = False
     context: C | None = field(default=None, repr=False)
@@ -131,6 +131,11 @@ class Job(Generic[C]):
     def step(self) -> int:
         """The number of the step that comes next: tokens so far."""
         return len(self.written)
+
+    @property
+    def vote_request(self) -> VoteRequest:
+        """The request for votes on its next token."""
+        return VoteRequest(self.settings, self.coins, self.step)
 
     @property
     def open_context(self) -> C:

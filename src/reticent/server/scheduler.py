@@ -1,4 +1,4 @@
-"""The engine thread: continuous batching of answers over one ensemble and one curator.
+"""The engine thread: continuous batching of answers over one engine and one curator.
 
 What is guaranteed. One thread computes and releases; it alone touches the curator. Each step it casts the votes of
 every answer whose prompt is read, releases them in the order of admission with one commit, hands the tokens on, and
@@ -35,9 +35,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
+from reticent.decoding.engines import C, VoteEngine
 from reticent.decoding.speculative import Continuation, extend_with_drafts
 from reticent.pac.curator import Curator
-from reticent.protocols import C, ServedEnsemble
 from reticent.server.jobs import FinishReason, Job, WrittenToken
 from reticent.server.stepping import Step, decode_step
 from reticent.server.turns import FairQueue, QueueFullError, answer_to_suspend
@@ -62,7 +62,7 @@ class ClosingError(Exception):
 
 
 @dataclass
-class _Reading(Generic[C]):
+class _Prefill(Generic[C]):
     """An answer whose prompt is being read, what is left of the work, and how many parts and seconds it took so far."""
 
     job: Job[C]
@@ -75,7 +75,7 @@ class Batcher(Generic[C]):
     """Runs jobs on a thread of its own.
 
     Args:
-        ensemble: the public model and all worlds.
+        engine: the public model and all worlds.
         curator: of the deployment; used on the engine thread only, but for its account, which never changes in place.
         observer: is told of every step.
         max_concurrent: answers in the batch.
@@ -85,7 +85,7 @@ class Batcher(Generic[C]):
 
     def __init__(
         self,
-        ensemble: ServedEnsemble[C],
+        engine: VoteEngine[C],
         curator: Curator,
         observer: Observer,
         *,
@@ -93,7 +93,7 @@ class Batcher(Generic[C]):
         max_queue: int,
         public_fallback: bool = False,
     ) -> None:
-        self._ensemble = ensemble
+        self._engine = engine
         self._curator = curator
         self._observer = observer
         self._max_concurrent = max_concurrent
@@ -101,7 +101,7 @@ class Batcher(Generic[C]):
         self._public_fallback = public_fallback
         self._waiting: FairQueue[Job[C]] = FairQueue()
         self._active: list[Job[C]] = []
-        self._readings: list[_Reading[C]] = []
+        self._prefills: list[_Prefill[C]] = []
         self._changed = threading.Condition()
         self._closing = False
         self._deadline = float("inf")
@@ -185,7 +185,7 @@ class Batcher(Generic[C]):
             while self._wait_for_work():
                 self._drop_cancelled()
                 self._admit()
-                self._read_on()
+                self._prefill_part()
                 if ready := [job for job in self._active if job.context is not None]:
                     self._step(ready)
         finally:
@@ -208,7 +208,7 @@ class Batcher(Generic[C]):
     def _end(self, job: Job[C], ending: FinishReason) -> None:
         with self._changed:
             self._active.remove(job)
-        self._readings = [reading for reading in self._readings if reading.job is not job]
+        self._prefills = [prefill for prefill in self._prefills if prefill.job is not job]
         job.context = None
         _tell_end(job, ending)
 
@@ -221,7 +221,7 @@ class Batcher(Generic[C]):
         with self._changed:
             places = Counter(job.key_id for job in self._active)
             try:
-                key_id = self._waiting.next_key(places, {reading.job.key_id for reading in self._readings})
+                key_id = self._waiting.next_key(places, {prefill.job.key_id for prefill in self._prefills})
             except IndexError:
                 return
             if len(self._active) >= self._max_concurrent:
@@ -232,7 +232,7 @@ class Batcher(Generic[C]):
             self._active.append(job)
         if job.admitted is None:
             job.admitted = time.perf_counter()
-        self._readings.append(_Reading(job, self._ensemble.prefill_in_parts([*job.prompt, *job.written])))
+        self._prefills.append(_Prefill(job, self._engine.prefill_in_parts([*job.prompt, *job.written])))
 
     def _suspend(self, job: Job[C]) -> None:
         """Take an answer out of the batch, to be read again when its turn comes; the lock is held."""
@@ -240,28 +240,28 @@ class Batcher(Generic[C]):
         job.context, job.turn = None, 0
         self._waiting.push_first(job)
 
-    def _read_on(self) -> None:
+    def _prefill_part(self) -> None:
         """Read one part of a prompt; keys take turns."""
-        if not self._readings:
+        if not self._prefills:
             return
-        reading = self._readings.pop(0)
+        prefill = self._prefills.pop(0)
         started = time.perf_counter()
         try:
-            next(reading.parts)
+            next(prefill.parts)
         except StopIteration as end:
-            reading.job.context, reading.job.num_parts = end.value, reading.num_parts + 1
-            self._observer.prefilled(reading.seconds + time.perf_counter() - started)
+            prefill.job.context, prefill.job.num_parts = end.value, prefill.num_parts + 1
+            self._observer.prefilled(prefill.seconds + time.perf_counter() - started)
         except Exception:
-            logger.exception("a prompt could not be read", extra=reading.job.log_fields)
-            self._end(reading.job, FinishReason.FAULT)
+            logger.exception("a prompt could not be read", extra=prefill.job.log_fields)
+            self._end(prefill.job, FinishReason.FAULT)
         else:
-            reading.num_parts += 1
-            reading.seconds += time.perf_counter() - started
-            self._readings.append(reading)
+            prefill.num_parts += 1
+            prefill.seconds += time.perf_counter() - started
+            self._prefills.append(prefill)
 
     def _step(self, jobs: Sequence[Job[C]]) -> None:
         started = time.perf_counter()
-        step = decode_step(self._ensemble, self._curator, jobs, self._public_fallback)
+        step = decode_step(self._engine, self._curator, jobs, self._public_fallback)
         continuing = [(job, written.token) for job, written in step.tokens if self._hand_on(job, written)]
         for job, ending in step.ended:
             self._end(job, ending)
@@ -293,12 +293,12 @@ class Batcher(Generic[C]):
         return False
 
     def _extend(self, continuing: Sequence[tuple[Job[C], int]]) -> None:
-        going_on = [
-            Continuation(token, job.settings, job.coins, job.step, job.max_tokens - job.step, job.pace)
+        continuations = [
+            Continuation(token, job.vote_request, job.max_tokens - job.step, job.draft_length)
             for job, token in continuing
         ]
         try:
-            extend_with_drafts(self._ensemble, [job.open_context for job, _ in continuing], going_on)
+            extend_with_drafts(self._engine, [job.open_context for job, _ in continuing], continuations)
         except Exception:
             logger.exception(
                 "contexts could not be extended",

@@ -4,12 +4,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from reticent.decoding.engines import VoteEngine
 from reticent.decoding.votes import require_candidates
 from reticent.ledger.api_keys import KeyTable
 from reticent.ledger.database import Database
 from reticent.ledger.usage import UsageTable
 from reticent.pac.curator import Curator
-from reticent.protocols import ServedEnsemble
 from reticent.server.auth import KeyDirectory
 from reticent.server.key_watch import KeyWatch
 from reticent.server.metering import Meters
@@ -73,7 +73,7 @@ def assemble(
     settings: ServerSettings,
     run_id: str,
     started: int,
-    ensemble: ServedEnsemble[Any],
+    engine: VoteEngine[Any],
     tokenizer: Any,
     deployment: DeploymentLedger,
     database: Database,
@@ -85,7 +85,7 @@ def assemble(
         settings: what the server is told.
         run_id: identity of the run.
         started: seconds since 1970.
-        ensemble: the public model and all worlds.
+        engine: the public model and all worlds.
         tokenizer: of the base model.
         deployment: the open ledger.
         database: where that ledger lies, for keys and counts.
@@ -97,11 +97,11 @@ def assemble(
         StorageError: the database cannot be read.
     """
     limits, decoding = settings.limits, settings.decoding
-    require_candidates(decoding, ensemble.vocab_size)
+    require_candidates(decoding, engine.vocab_size)
     curator, usage = deployment.curator, UsageTable(database)
     metrics = Metrics(curator)
     batcher = Batcher(
-        ensemble,
+        engine,
         curator,
         metrics,
         max_concurrent=limits.max_concurrent,
@@ -119,9 +119,7 @@ def assemble(
         started=started,
         deployment=deployment,
         usage=usage,
-        prompts=Prompts(
-            tokenizer, ensemble.vocab_size, ensemble.context_length, limits.max_prompt_tokens, declared_ends
-        ),
+        prompts=Prompts(tokenizer, engine.vocab_size, engine.context_length, limits.max_prompt_tokens, declared_ends),
         tokenising=Tokenising(limits.max_queue + limits.max_concurrent),
         keys=keys,
         meters=meters,

@@ -112,7 +112,7 @@ class ServerSettings:
         on_exhausted: what happens once the budget is spent.
         log_texts: whether prompts and answers are written to the log.
         limits: bounds on what clients may ask for.
-        num_drafts: most tokens the public model guesses ahead for an answer; see `decoding.speculative`.
+        num_drafts: most draft tokens of the public model for an answer in one step; see `decoding.speculative`.
         refuse_seeds: whether a request with a seed gets status 400.
         connections: bounds on connections, and what is logged of clients.
         drain_seconds: how long answers in progress may take once the server has to stop.

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from reticent.decoding.generate import cast_votes
-from reticent.decoding.speculative import public_vote
+from reticent.decoding.engines import C, VoteEngine, cast_public_step, cast_step
 from reticent.decoding.votes import Decoder
 from reticent.errors import InvalidValueError, ReticentError
 from reticent.pac.curator import Ballot, Curator
-from reticent.protocols import C, Ensemble
 from reticent.server.jobs import FinishReason, Job, TokenSource, WrittenToken
 
 logger = logging.getLogger("reticent.server")
@@ -38,46 +36,41 @@ class Step(Generic[C]):
     commit_failed: bool | None = None
 
 
-def decode_step(ensemble: Ensemble[C], curator: Curator, jobs: Sequence[Job[C]], public_fallback: bool) -> Step[C]:
+def decode_step(engine: VoteEngine[C], curator: Curator, jobs: Sequence[Job[C]], public_fallback: bool) -> Step[C]:
     """Find the next token of every job; a job that was cancelled meanwhile gets neither a token nor a charge."""
     step: Step[C] = Step()
     account = curator.account
     affordable = [job for job in jobs if account.can_afford(job.settings.charging.reserve_units)]
-    votes = _cast_all(ensemble, affordable, step)
+    votes = _cast_all(engine, affordable, step)
     refused = [job for job in jobs if job not in affordable]
     refused += _release_all(curator, votes, step)
-    for job in refused:
-        if public_fallback:
-            _continue_in_public(ensemble, job, step)
-        else:
-            step.ended.append((job, FinishReason.BUDGET))
+    if public_fallback:
+        _continue_in_public(engine, refused, step)
+    else:
+        step.ended += [(job, FinishReason.BUDGET) for job in refused]
     return step
 
 
-def _cast_all(ensemble: Ensemble[C], jobs: Sequence[Job[C]], step: Step[C]) -> list[tuple[Job[C], Ballot]]:
+def _cast_all(engine: VoteEngine[C], jobs: Sequence[Job[C]], step: Step[C]) -> list[tuple[Job[C], Ballot]]:
     """The ballots of all jobs whose key may have another token, one token taken from its allowance."""
     cast: list[tuple[Job[C], Ballot]] = []
-    for job in jobs:
-        if not job.allowance.take():
-            step.ended.append((job, FinishReason.QUOTA))
-            continue
-        try:
-            votes_M = cast_votes(ensemble, job.open_context, job.settings, job.coins, job.step)
-        except Exception:
-            logger.exception("votes could not be cast", extra=job.log_fields)
-            job.allowance.put_back()
+    found = cast_step(engine, [job.open_context for job in jobs], [job.vote_request for job in jobs])
+    for job, votes_M in zip(jobs, found, strict=True):
+        if isinstance(votes_M, Exception):
+            logger.error("votes could not be cast", exc_info=votes_M, extra=job.log_fields)
             step.ended.append((job, FinishReason.FAULT))
+        elif job.cancelled:
             continue
-        settings = job.settings
-        coin_key = None if settings.decoder is Decoder.GREEDY else job.coins.key
-        ballot = Ballot(
-            votes_M, settings.charging, job.request, job.step, coin_key, job.key_id, settings.release_mechanism
-        )
-        cast.append((job, ballot))
-    gone = {job for job, _ in cast if job.cancelled}
-    for job in gone:
-        job.allowance.put_back()
-    return [(job, ballot) for job, ballot in cast if job not in gone]
+        elif not job.allowance.take():
+            step.ended.append((job, FinishReason.QUOTA))
+        else:
+            settings = job.settings
+            coin_key = None if settings.decoder is Decoder.GREEDY else job.coins.key
+            ballot = Ballot(
+                votes_M, settings.charging, job.request, job.step, coin_key, job.key_id, settings.release_mechanism
+            )
+            cast.append((job, ballot))
+    return cast
 
 
 def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step: Step[C]) -> list[Job[C]]:
@@ -112,12 +105,12 @@ def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step:
     return refused
 
 
-def _continue_in_public(ensemble: Ensemble[C], job: Job[C], step: Step[C]) -> None:
-    """Let the public model choose a job's next token from its own candidates, with the job's coins; nothing private."""
-    try:
-        token = public_vote(ensemble.public_logits(job.open_context), job.settings, job.coins, job.step)
-    except Exception:
-        logger.exception("the public model gave no token", extra=job.log_fields)
-        step.ended.append((job, FinishReason.FAULT))
-        return
-    step.tokens.append((job, WrittenToken(token, TokenSource.PUBLIC)))
+def _continue_in_public(engine: VoteEngine[C], jobs: Sequence[Job[C]], step: Step[C]) -> None:
+    """Let the public model choose the jobs' next tokens from its own candidates, with their coins; nothing private."""
+    found = cast_public_step(engine, [job.open_context for job in jobs], [job.vote_request for job in jobs])
+    for job, token in zip(jobs, found, strict=True):
+        if isinstance(token, Exception):
+            logger.error("the public model gave no token", exc_info=token, extra=job.log_fields)
+            step.ended.append((job, FinishReason.FAULT))
+        else:
+            step.tokens.append((job, WrittenToken(token, TokenSource.PUBLIC)))

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
-from reticent.protocols import C
+from reticent.decoding.engines import C
 from reticent.server.jobs import Job
 
 STEPS_PER_PART: Final = 8

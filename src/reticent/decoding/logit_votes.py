@@ -1,0 +1,88 @@
+"""Votes from logits: the part of an engine that is the same for every one that computes logits itself.
+
+The public model fixes the candidates first; the coins of a step belong to its candidates in ascending id order, so a
+third party with the coin key and the same logits can cast every vote again.
+
+Shape suffixes: M worlds, K candidates, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reticent.decoding.engines import VoteRequest
+from reticent.decoding.votes import Decoder, DecodingSettings, Logits, greedy_votes, gumbel_votes, top_candidates
+from reticent.randomness import PublicCoins
+
+T = TypeVar("T")
+ContextT = TypeVar("ContextT", contravariant=True)
+
+
+class LogitSource(Protocol[ContextT]):
+    """A source of next-token logits, float32, on the host."""
+
+    def public_logits(self, context: ContextT) -> NDArray[np.float32]:
+        """The public model's next-token logits, float32[V]."""
+        ...
+
+    def world_logits(self, context: ContextT, candidates_K: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Every world's next-token logits at the candidates, float32[M, K]."""
+        ...
+
+
+def cast_votes(
+    source: LogitSource[ContextT], context: ContextT, settings: DecodingSettings, coins: PublicCoins, step: int
+) -> NDArray[np.int64]:
+    """Cast every world's vote for the token after `context`, int64[M].
+
+    Raises:
+        InvalidValueError: the public model or a world gives no distribution.
+    """
+    candidates_K = top_candidates(source.public_logits(context), settings.num_candidates)
+    return _votes(source.world_logits(context, candidates_K), candidates_K, VoteRequest(settings, coins, step))
+
+
+def public_vote(public_logits_V: Logits, request: VoteRequest) -> int:
+    """Cast the public model's own vote, from its own candidates and with the request's coins.
+
+    Raises:
+        InvalidValueError: the logits are no distribution.
+    """
+    candidates_K = top_candidates(public_logits_V, request.settings.num_candidates)
+    return int(_votes(public_logits_V[candidates_K][None], candidates_K, request)[0])
+
+
+def votes_from_logits(
+    source: LogitSource[ContextT], contexts: Sequence[ContextT], requests: Sequence[VoteRequest]
+) -> list[NDArray[np.int64] | Exception]:
+    """Cast the votes of a step, context by context; see `VoteEngine.votes`."""
+    return [
+        _or_error(lambda context=context, to=to: cast_votes(source, context, to.settings, to.coins, to.step))  # type: ignore[misc]
+        for context, to in zip(contexts, requests, strict=True)
+    ]
+
+
+def public_votes_from_logits(
+    source: LogitSource[ContextT], contexts: Sequence[ContextT], requests: Sequence[VoteRequest]
+) -> list[int | Exception]:
+    """Cast the public model's votes of a step, context by context; see `VoteEngine.public_votes`."""
+    return [
+        _or_error(lambda context=context, to=to: public_vote(source.public_logits(context), to))  # type: ignore[misc]
+        for context, to in zip(contexts, requests, strict=True)
+    ]
+
+
+def _votes(logits_MK: Logits, candidates_K: NDArray[np.int64], request: VoteRequest) -> NDArray[np.int64]:
+    if request.settings.decoder is Decoder.GREEDY:
+        return greedy_votes(logits_MK, candidates_K)
+    coins_K = request.coins.gumbel(request.step, candidates_K.size)
+    return gumbel_votes(logits_MK, candidates_K, coins_K, request.settings.temperature)
+
+
+def _or_error(compute: Callable[[], T]) -> T | Exception:
+    try:
+        return compute()
+    except Exception as error:  # noqa: BLE001 - the error of one context; the caller says whose it is
+        return error

@@ -1,0 +1,23 @@
+"""What engines made for tests share: votes from their own logits, prompts read at once, no drafts."""
+
+from reticent.decoding.logit_votes import public_votes_from_logits, votes_from_logits
+
+
+class LogitVotes:
+    """The part of the engine protocol that follows from `open`, `public_logits` and `world_logits`."""
+
+    def prefill_in_parts(self, prompt):
+        yield from ()
+        return self.open(prompt)
+
+    def has_draft(self, context, token):
+        return False
+
+    def draft(self, contexts, tokens, requests, counts):
+        return [[] for _ in contexts]
+
+    def votes(self, contexts, requests):
+        return votes_from_logits(self, contexts, requests)
+
+    def public_votes(self, contexts, requests):
+        return public_votes_from_logits(self, contexts, requests)
