@@ -96,7 +96,7 @@ def reference_page(room: str, modules: list[str]) -> str:
     lines = [f"# {room}", ""]
     if len(modules) > 1:
         lines += ["| module | is |", "|---|---|"]
-        short = [name.removeprefix(f"reticent.{room}.") for name in modules]
+        short = [name.removeprefix(f"reticent.{room}.").removeprefix("reticent.") for name in modules]
         lines += [f"| [`{label}`](#{name}) | {summary_of(name)} |" for label, name in zip(short, modules, strict=True)]
     for name in modules:
         lines += ["", f"::: {name}"]

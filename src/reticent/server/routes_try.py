@@ -87,7 +87,7 @@ async def stop(body: StopRequest, request: Request, key: Generating) -> StopRepo
 
 
 def _describe(service: Service, key: ApiKey | None, reason: str | None) -> TryPage:
-    """What the page shows to the holder of a key.
+    """Make the contents of the page for the holder of a key.
 
     The bound at the cap is the deployment's promise, the same for all; what was spent of it tells how much others
     write, and is for operators.
