@@ -230,7 +230,7 @@ def halt_engine(monkeypatch):
     """
 
     def halt(server: Live, tokens: int = 3) -> threading.Event:
-        ensemble, go_on, steps = server.service.batcher._ensemble, threading.Event(), []
+        ensemble, go_on, steps = server.service.batcher._engine, threading.Event(), []
         extend = ensemble.extend
 
         def extend_later(*arguments, **options):

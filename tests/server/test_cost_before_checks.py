@@ -58,7 +58,7 @@ def test_probes_and_key_checks_answer_while_the_tokeniser_is_busy(live):
 def test_what_cannot_fit_is_refused_by_its_bytes_and_never_tokenised(live):
     server = live()
     tokenizer = Watched(server)
-    most = (server.service.batcher._ensemble.context_length - 1) * BYTES_PER_TOKEN
+    most = (server.service.batcher._engine.context_length - 1) * BYTES_PER_TOKEN
     with server.http() as http:
         # Two bytes a character: bytes count, not characters.
         for text in ("a" * (most + 1), "\u00e9" * (most // 2 + 1), "z" * 900_000):
@@ -113,7 +113,7 @@ def test_defaults_protect():
 def test_refused_work_counts_in_the_rate(live):
     server = live()
     key = server.key("k", tokens_per_minute=60)
-    too_long = "a" * server.service.batcher._ensemble.context_length
+    too_long = "a" * server.service.batcher._engine.context_length
     tokenizer = Watched(server)
     with server.http(key) as http:
         answers = [http.post("/v1/completions", json=GOOD | {"prompt": too_long, "max_tokens": 20}) for _ in range(5)]

@@ -75,7 +75,7 @@ def test_what_the_engine_says_of_an_answer_has_its_requests_id(live, caplog, tmp
         assert http.post("/v1/completions", json=ASK, headers={"X-Request-Id": "locked"}).status_code == 503
         other.execute("ROLLBACK")
         other.close()
-        server.service.batcher._ensemble = Unreadable()
+        server.service.batcher._engine = Unreadable()
         assert http.post("/v1/completions", json=ASK, headers={"X-Request-Id": "broken"}).status_code == 500
     locked = eventually(lambda: lines_about(caplog, "locked"))
     assert {line["event"].partition(":")[0] for line in locked} == {"nothing was released", "request"}
