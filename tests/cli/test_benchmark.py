@@ -92,4 +92,4 @@ def test_an_interruption_says_how_to_go_on(grid, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr("reticent.benchmark.cell.run_cell", interrupt)
     assert main(["benchmark", grid(), "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
+    assert "the same command resumes from here" in capsys.readouterr().err

@@ -42,7 +42,7 @@ class AuditOptions:
         world: this world of a run is audited; the others are its shadow models.
         canaries: `canaries.jsonl` of `reticent canaries plant`.
         model: another place of the base model; on a server, the model's name.
-        template: surroundings of a text, with {text} where it stands; as stored unless given.
+        template: surroundings of a text, with {text} in its place; as stored unless given.
         encoder_input: input of an encoder-decoder model's encoder; as stored unless given.
         max_tokens: cut texts to this many tokens; as stored, or 256, unless given.
         eos: close texts that are not cut; as stored, or yes, unless given.
@@ -181,7 +181,7 @@ def audit(
         attacks: `"all"`, or names of attacks.
         text_key: key or column of the text.
         limit: read at most this many records of each.
-        out: folder for report, scores and finished passes; the same call goes on there. None keeps nothing on disk.
+        out: folder for report, scores and finished passes; the same call resumes there. None keeps nothing on disk.
         tokenizer: of a model that is given as an object.
         options: all other settings.
         progress: sink for progress; silent unless given.

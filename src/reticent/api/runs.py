@@ -193,7 +193,7 @@ def build_worlds(
         CorpusError, ModelError, InvalidValueError: the request cannot be met; nothing was written.
         OutputExistsError: `out` exists and `resume` is not set.
         RunDirectoryError: `resume` is set, but the folder was begun or built with another request.
-        TrainingError, StorageError: the build cannot go on; `resume` finishes it.
+        TrainingError, StorageError: the build cannot continue; `resume` finishes it.
     """
     from reticent.worlds.build import BuildRequest, build_run
 

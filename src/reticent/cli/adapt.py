@@ -47,7 +47,7 @@ class AdaptCommand:
         int | None, typer.Option(help="For icl: how many records stand before every text; they are the members.")
     ] = None
     split_seed: Annotated[int, typer.Option(help="Public seed that draws who is a member.")] = 0
-    template: Annotated[str, typer.Option(help="What the model reads, with {text} where the text stands.")] = "{text}"
+    template: Annotated[str, typer.Option(help="What the model reads, with {text} in place of the text.")] = "{text}"
     encoder_input: Annotated[str, typer.Option(help="What the encoder of an encoder-decoder model reads.")] = ""
     max_tokens: Annotated[int, typer.Option(help="Cut texts to this many tokens.")] = 256
     eos: Annotated[bool, typer.Option("--eos/--no-eos", help="Close texts that are not cut.")] = True
@@ -196,7 +196,7 @@ def _run(request: "AdaptRequest", *, resume: bool) -> "AdaptedFolder":
         with WorkProgress() as progress:
             return adapt_model(request, progress, resume=resume)
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"the same command with --resume goes on from here ({request.out})") from None
+        raise InterruptedRunError(f"the same command with --resume continues from here ({request.out})") from None
 
 
 def _rows(adapted: "AdaptedFolder") -> dict[str, str]:

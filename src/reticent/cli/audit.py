@@ -29,7 +29,7 @@ class AuditCommand:
         ),
     ]
     members: Annotated[Path, typer.Option(help="Texts it was trained on; or the whole corpus, see --nonmembers.")]
-    out: Annotated[Path, typer.Option(help="Folder for report, scores and cache; the same command goes on.")]
+    out: Annotated[Path, typer.Option(help="Folder for report, scores and cache; the same command resumes.")]
     nonmembers: Annotated[
         Path | None,
         typer.Option(help="Texts it was not trained on. Without it, --members is divided by the target's own lists."),
@@ -55,7 +55,7 @@ class AuditCommand:
     limit: Annotated[int | None, typer.Option(help="Read at most this many records of each corpus.")] = None
     template: Annotated[
         str | None,
-        typer.Option(help="What the model reads, with {text} where the text stands; as stored unless given."),
+        typer.Option(help="What the model reads, with {text} in place of the text; as stored unless given."),
     ] = None
     encoder_input: Annotated[
         str | None, typer.Option(help="What the encoder of an encoder-decoder model reads; as stored unless given.")
@@ -138,7 +138,7 @@ def audit(options: AuditCommand) -> None:
                 progress=progress,
             )
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"the same command goes on from here ({options.out})") from None
+        raise InterruptedRunError(f"the same command resumes from here ({options.out})") from None
     result = finished.result
     if options.as_json:
         shown = result.model_dump(mode="json", exclude={"attacks": {"__all__": {"roc", "histogram", "missing"}}})

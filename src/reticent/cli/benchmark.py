@@ -30,7 +30,7 @@ def benchmark(
     out: Annotated[
         Path,
         typer.Option(
-            help="Folder for cells, texts and report; the same command goes on, and tries failed cells again."
+            help="Folder for cells, texts and report; the same command resumes, and tries failed cells again."
         ),
     ],
     data: Annotated[Path | None, typer.Option(help="Folder where the grid's data files are.")] = None,
@@ -58,7 +58,7 @@ def benchmark(
         with GridBars() as progress:
             records = run_grid(request, run_cell, progress)
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"the same command goes on from here ({out})") from None
+        raise InterruptedRunError(f"the same command resumes from here ({out})") from None
     report_grid(chosen, records, out)
     _print_outcome(out, records, as_json)
     failed = [record for record in records if record.error is not None]

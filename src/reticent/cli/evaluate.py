@@ -25,7 +25,7 @@ class EvaluateCommand:
 
     run: RunArgument
     test: Annotated[Path, typer.Option(help="Texts that are not in the run's corpus.")]
-    out: Annotated[Path, typer.Option(help="Folder for votes and report; the same command goes on, or reuses votes.")]
+    out: Annotated[Path, typer.Option(help="Folder for votes and report; the same command resumes, or reuses votes.")]
     corpus: Annotated[Path | None, typer.Option(help="The run's corpus, to leave out near-duplicates of it.")] = None
     study: Annotated[str, typer.Option(help=f"all, or some of {_STUDIES}, comma-separated.")] = "all"
     budgets: Annotated[str, typer.Option(metavar="NATS,…", help="Charges per token to measure, comma-separated.")] = (
@@ -105,7 +105,7 @@ def evaluate(options: EvaluateCommand) -> None:
         with WorkProgress() as progress:
             result = run_evaluation(request, progress)
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"finished texts are kept; the same command goes on from there ({out})") from None
+        raise InterruptedRunError(f"finished texts are kept; the same command resumes from there ({out})") from None
     write_report(evaluation_report(result), out)
     if options.as_json:
         print_json({"report": str(out / "report.html"), **result.model_dump(mode="json")})

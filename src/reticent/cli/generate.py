@@ -74,7 +74,8 @@ def generate(
 ) -> None:
     """Continue a prompt. Every released token is charged, and the charge is durable before the token is shown.
 
-    The first call draws the deployment's secret world; later calls go on with the same secret, posterior and account.
+    The first call draws the deployment's secret world; later calls continue with the same secret, posterior and
+    account.
     """
     from reticent.api.deployments import DeploymentOptions, LoadedRun
 

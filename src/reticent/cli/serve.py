@@ -59,7 +59,7 @@ def serve(
         str | None, typer.Option("--name", help="The model's name for clients; the run directory's unless given.")
     ] = None,
     on_exhausted: Annotated[
-        OnExhausted, typer.Option(help="Once the budget is spent: refuse, or let the public model go on alone.")
+        OnExhausted, typer.Option(help="Once the budget is spent: refuse, or let the public model continue alone.")
     ] = OnExhausted.REFUSE,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
     release: Release = DEFAULT_RELEASE,
@@ -93,7 +93,7 @@ def serve(
 ) -> None:
     """Serve a run over HTTP. OpenAI's clients work unchanged; every token is charged before it leaves.
 
-    The first use draws the deployment's secret world; later uses go on with the same secret, posterior and account.
+    The first use draws the deployment's secret world; later uses continue with the same secret, posterior and account.
     """
     limits = Limits(
         max_concurrent=max_concurrent,

@@ -21,7 +21,7 @@ WHAT_RESET_VOIDS = (
     "together with what is released after. Whoever saw both has two bounds to add up."
 )
 WHAT_DELETING_A_COPY_DOES = (
-    "The ledger of {run} is a copy: the deployment goes on elsewhere, and its key and mark stay as they are.\n"
+    "The ledger of {run} is a copy: the deployment continues elsewhere, and its key and mark stay as they are.\n"
     "This deletes the copy with its API keys. A new deployment in {run} would draw another world: no single bound "
     "covers what both release."
 )
@@ -65,7 +65,7 @@ def reset(
     else:
         notes.print(WHAT_RESET_VOIDS.format(run=run, tokens=_tokens_released(run, database_url)), highlight=False)
     if not void_guarantee:
-        raise InvalidValueError("nothing was deleted; add --void-guarantee to go on")
+        raise InvalidValueError("nothing was deleted; add --void-guarantee to proceed")
     if not yes:
         typer.confirm("Delete it?", abort=True, err=True)
     voided = void_ledger(run, keyring, database)

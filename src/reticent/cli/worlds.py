@@ -139,7 +139,7 @@ def build(options: BuildCommand) -> None:
                 progress=progress,
             )
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"the same command with --resume goes on from here ({options.out})") from None
+        raise InterruptedRunError(f"the same command with --resume continues from here ({options.out})") from None
     _print_manifest(options.out, run.manifest, options.as_json)
 
 
