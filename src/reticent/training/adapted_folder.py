@@ -157,6 +157,13 @@ class AdaptedFolder:
         return self.manifest.template
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of the base's weights that it was trained in."""
+        name = self.manifest.training.dtype if self.manifest.training else "float32"
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+
+    @property
     def weights(self) -> Path:
         """The folder with what was trained."""
         return self.folder / WEIGHTS_NAME
@@ -189,8 +196,7 @@ class AdaptedFolder:
         """
         if base is not None:
             self.manifest.base.check(base, f"{self.folder} was adapted")
-        trained_in = self.manifest.training.dtype if self.manifest.training else "float32"
-        chosen, place = dtype or getattr(torch, trained_in), usable_device(device)
+        chosen, place = dtype or self.dtype, usable_device(device)
         if TECHNIQUES[self.technique].is_whole_model:
             whole = LanguageModel(self.manifest.base.name, self.weights)
             return whole.load(chosen).to(place), whole.load_tokenizer()

@@ -103,6 +103,12 @@ class TextForward:
             )
 
     @property
+    def inner(self) -> PreTrainedModel:
+        """The `transformers` model inside all wrappers."""
+        model: PreTrainedModel = self._inner
+        return model
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type the model computes in."""
         dtype: torch.dtype = self._inner.dtype
@@ -111,12 +117,12 @@ class TextForward:
     @property
     def num_embeddings(self) -> int:
         """Token ids that have an embedding."""
-        return int(_unwrap(self._inner.get_input_embeddings()).weight.shape[0])
+        return int(unwrap(self._inner.get_input_embeddings()).weight.shape[0])
 
     @property
     def vocab_size(self) -> int:
         """Entries of a row of logits, V."""
-        return int(_unwrap(self._inner.get_output_embeddings()).weight.shape[0])
+        return int(unwrap(self._inner.get_output_embeddings()).weight.shape[0])
 
     @property
     def context_length(self) -> int | None:
@@ -247,8 +253,8 @@ class TextForward:
         return padded.to(self._inner.device)
 
 
-def _unwrap(part: Any) -> Any:
-    """The base's own module beneath what PEFT put in its place."""
+def unwrap(part: Any) -> Any:
+    """The base's own module beneath what an adapter put in its place."""
     for name in ("original_module", "base_layer"):
         part = getattr(part, name, part)
     return part

@@ -32,6 +32,7 @@ from reticent._files import sha256_of_file
 from reticent._settings import readable_settings
 from reticent.auditing.canaries.extraction import Extractor, LocalExtractor
 from reticent.auditing.inputs.shadows import ShadowTable
+from reticent.auditing.targets.base_probe import base_digest, can_have_changed_base
 from reticent.auditing.targets.endpoint import EndpointSettings, RemoteScorer
 from reticent.auditing.targets.scoring import ModelScorer, model_fingerprint
 from reticent.errors import AuditError, InvalidValueError, ModelError
@@ -194,6 +195,9 @@ def open_module(module: object, tokenizer: Any, options: TargetOptions) -> Targe
     target = Target(kind, record, scorer, scorer.template, base=options.model, module=module, warnings=warnings)
     if is_adapted:
         record["adapter"] = str(module.active_peft_config.peft_type.value)
+        if can_have_changed_base(module.active_peft_config):
+            warnings = (*warnings, "this adapter's settings change its base: with its adapter off it is no reference")
+            return _add_reference(replace(target, warnings=warnings), options)
         target = replace(target, reference=_adapter_off(module, scorer, identity, options), reference_record=facts)
     return _add_reference(target, options)
 
@@ -225,29 +229,41 @@ def _open_model(name: str, options: TargetOptions) -> Target:
 def _open_peft(name: str, options: TargetOptions) -> Target:
     folder = Path(name).expanduser()
     base = resolve_base_model(options.model or _read_base_name(folder))
-    module = load_peft_folder(_load_base(base, options), folder)
+    model = _load_base(base, options)
+    expected = base_digest(model, with_adapter=True)
+    module = load_peft_folder(model, folder)
     adapter = json.loads((folder / CONFIG_NAME).read_text("utf-8")).get("peft_type")
-    return _bare_adapter(TargetKind.PEFT, name, adapter, module, base, options)
+    return _bare_adapter(TargetKind.PEFT, name, adapter, module, base, expected, options)
 
 
 def _open_bottleneck(name: str, options: TargetOptions) -> Target:
     if options.model is None:
         raise _unknown_base_error(name)
     base = resolve_base_model(options.model)
-    module = (
-        load_bottleneck(_load_base(base, options), Path(name).expanduser()).eval().requires_grad_(requires_grad=False)
-    )
-    return _bare_adapter(TargetKind.BOTTLENECK, name, module.placement.value, module, base, options)
+    model = _load_base(base, options)
+    expected = base_digest(model, with_adapter=True)
+    module = load_bottleneck(model, Path(name).expanduser()).eval().requires_grad_(requires_grad=False)
+    return _bare_adapter(TargetKind.BOTTLENECK, name, module.placement.value, module, base, expected, options)
 
 
 def _bare_adapter(
-    kind: TargetKind, name: str, adapter: str, module: nn.Module, base: LanguageModel, options: TargetOptions
+    kind: TargetKind,
+    name: str,
+    adapter: str,
+    module: nn.Module,
+    base: LanguageModel,
+    expected: str,
+    options: TargetOptions,
 ) -> Target:
     """An adapter's own folder, without an adapted folder's record of texts and template."""
     files = [path for path in sorted(Path(name).expanduser().iterdir()) if path.suffix in (".json", ".safetensors")]
     identity = _join_hashes(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
     record = {"kind": kind.value, "name": name, "adapter": adapter, **_base_facts(base, module)}
-    return _adapter_target(kind, record, module, base, identity, _template(None, options), options)
+    return _adapter_target(kind, record, module, base, expected, identity, _template(None, options), options)
+
+
+def _loaded_base_digest(base: LanguageModel, dtype: torch.dtype, options: TargetOptions) -> str:
+    return base_digest(base.load(dtype).to(usable_device(options.device)), with_adapter=True)
 
 
 def _load_base(base: LanguageModel, options: TargetOptions) -> Any:
@@ -258,6 +274,9 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
     adapted = AdaptedFolder.open(Path(name).expanduser())
     manifest = adapted.manifest
     base = adapted.base(options.model)
+    is_whole = TECHNIQUES[manifest.technique].is_whole_model
+    # Before the adapted model, so that two bases are never in memory where one will do.
+    expected = "" if is_whole else _loaded_base_digest(base, options.dtype or adapted.dtype, options)
     module, tokenizer = adapted.load(base, options.dtype, options.device)
     identity = _join_hashes(_base_identity(base), *(f"{file} {value}" for file, value in manifest.files.items()))
     record = {
@@ -272,7 +291,7 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
         **_base_facts(base, module),
     }
     template = _template(manifest.template, options)
-    if TECHNIQUES[manifest.technique].is_whole_model:
+    if is_whole:
         scorer, warnings = _scorer(module, tokenizer, template, identity, options)
         before = base.load(scorer.dtype).to(usable_device(options.device))
         reference, _ = _scorer(before, base.load_tokenizer(), scorer.template, _base_identity(base), options)
@@ -281,7 +300,7 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
             TargetKind.ADAPTED, record, scorer, scorer.template, reference, facts, base.name, module, warnings=warnings
         )
     else:
-        target = _adapter_target(TargetKind.ADAPTED, record, module, base, identity, template, options)
+        target = _adapter_target(TargetKind.ADAPTED, record, module, base, expected, identity, template, options)
     return replace(
         target, member_hashes=frozenset(adapted.member_hashes), heldout_hashes=frozenset(adapted.heldout_hashes)
     )
@@ -306,15 +325,27 @@ def _adapter_target(
     record: dict[str, Any],
     module: nn.Module,
     base: LanguageModel,
+    expected: str,
     identity: str,
     template: TextTemplate,
     options: TargetOptions,
 ) -> Target:
-    """A target whose reference is the same module with the adapter off, so that the base is in memory once."""
+    """A target whose reference is the same module with the adapter off, so that the base is in memory once.
+
+    Where that is not the base, whose digest is `expected`, the base is loaded beside it.
+    """
     scorer, warnings = _scorer(module, base.load_tokenizer(), template, identity, options)
-    # The base's own identity: audits of several adapters over one base share its signals.
-    reference = _adapter_off(module, scorer, _base_identity(base), options)
-    facts = _base_facts(base, module)
+    # The base's own identity, for it is what computes: audits of several adapters over one base share its signals.
+    identity_of_base, beside = _join_hashes(_base_identity(base), "verified"), {}
+    if base_digest(module, with_adapter=False) == expected:
+        reference = _adapter_off(module, scorer, identity_of_base, options)
+    else:
+        own = base.load(scorer.dtype).to(usable_device(options.device))
+        reference = ModelScorer(
+            own, scorer.tokenizer, scorer.template, identity_of_base, batch_tokens=options.batch_tokens
+        )
+        beside["loaded"] = "beside the target, which with its adapter off is not its base"
+    facts = _base_facts(base, module) | beside
     return Target(kind, record, scorer, scorer.template, reference, facts, base.name, module, warnings=warnings)
 
 
