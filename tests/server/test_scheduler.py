@@ -74,6 +74,7 @@ def test_a_step_releases_by_the_law_the_job_is_set_to(law):
         np.testing.assert_array_equal(stepped.state.log_posterior, alone.state.log_posterior)
         ensemble.extend([job.context], [written.token])
     assert stepped.state.dissenting_steps > 0
+    assert job.sink.charged_units == stepped.account.spent_units == 5 * charge_units(NATS)
 
 
 def test_requests_join_and_leave_a_running_batch(started):
