@@ -1,4 +1,4 @@
-"""The mixture release: the realised world's vote now and then, otherwise a draw from the posterior's law of votes.
+"""The mixture release: the realised world's vote now and then, otherwise a draw from the posterior over votes.
 
 With q the posterior mass behind each active token, and v_S the realised world's vote,
 
