@@ -1,10 +1,11 @@
 """The reason why part of an audit has no result, from what that part raised."""
 
 import traceback
+from pathlib import Path
 
 from reticent.errors import ReticentError
 
-_PACKAGE = "/reticent/"
+_PACKAGE = Path(__file__).parents[1]
 
 
 def describe_failure(error: Exception) -> str:
@@ -14,9 +15,9 @@ def describe_failure(error: Exception) -> str:
     """
     if isinstance(error, ReticentError):
         return str(error)
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE in frame.filename]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE in Path(frame.filename).parents]
     place = ""
     if own:
-        module = own[-1].filename.rpartition(_PACKAGE)[2].removesuffix(".py").replace("/", ".")
+        module = ".".join(Path(own[-1].filename).relative_to(_PACKAGE).with_suffix("").parts)
         place = f" in {module}.{own[-1].name}, line {own[-1].lineno}"
     return f"this model cannot be asked that way ({type(error).__name__}{place})"

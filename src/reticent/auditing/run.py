@@ -115,7 +115,6 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
     gatherer = Gatherer(target, members, nonmembers, request.gathering, progress)
     found = gatherer.gather(plan.needs)
     _refuse_nothing_scored(found)
-    has_reference = Need.REFERENCE in plan.needs
     possible = plan.without_needs(found.failures)
     columns, failures = _score(possible, found, members, nonmembers)
     done = possible.without(failures)
@@ -125,7 +124,7 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
     result = AuditResult(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         target=target.record,
-        reference=target.reference_record if has_reference else None,
+        reference=target.reference_record if Need.REFERENCE in plan.needs else None,
         neighbours_from=found.facts.pop("neighbours from", None),
         data=_data_record(target, members, nonmembers, overlap),
         scoring=_scoring_record(target) | found.facts,
