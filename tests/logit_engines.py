@@ -6,7 +6,7 @@ from reticent.decoding.logit_votes import public_votes_from_logits, votes_from_l
 class LogitVotes:
     """The part of the engine protocol that follows from `open`, `public_logits` and `world_logits`."""
 
-    def prefill_in_parts(self, prompt):
+    def prefill_in_chunks(self, prompt):
         yield from ()
         return self.open(prompt)
 

@@ -25,9 +25,9 @@ def test_every_timed_answer_is_computed_on_a_thread_of_its_own(
 ) -> None:
     used: set[threading.Thread] = set()
     threads: list[tuple[set[threading.Thread], set[threading.Thread]]] = []
-    genuine = Engine.prefill_in_parts
+    genuine = Engine.prefill_in_chunks
 
-    def prefill_in_parts(engine: Engine, prompt: Any) -> Any:
+    def prefill_in_chunks(engine: Engine, prompt: Any) -> Any:
         used.add(threading.current_thread())
         return genuine(engine, prompt)
 
@@ -41,7 +41,7 @@ def test_every_timed_answer_is_computed_on_a_thread_of_its_own(
         threads.append((sides[0], sides[1]))
         return Paired((40.0, 48.0), (40.0, 40.0)) if len(threads) == 1 else Paired((33.0, 33.0), (30.0, 22.0))
 
-    monkeypatch.setattr(Engine, "prefill_in_parts", prefill_in_parts)
+    monkeypatch.setattr(Engine, "prefill_in_chunks", prefill_in_chunks)
     monkeypatch.setattr(serving, "time_in_turn", time_in_turn)
     measured = serving.server_overhead(workspace)
     (server, alone), (other, itself) = threads

@@ -91,8 +91,8 @@ def test_a_request_that_cannot_be_met_is_the_error_of_its_context_alone(engine):
 
 def test_a_prompt_read_in_parts_is_the_prompt(engine):
     (count, context), (again, _) = (
-        drained(engine.prefill_in_parts([4, 5, 6])),
-        drained(engine.prefill_in_parts([9] * 3)),
+        drained(engine.prefill_in_chunks([4, 5, 6])),
+        drained(engine.prefill_in_chunks([9] * 3)),
     )
     assert count == again
     assert context.length == 3

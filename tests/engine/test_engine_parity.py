@@ -129,7 +129,7 @@ def test_prefill_in_several_parts_gives_the_same_rows(monkeypatch: pytest.Monkey
     candidates = np.arange(engine.vocab_size)
     whole = engine.open(PROMPT)
     monkeypatch.setattr("reticent.engine.engine._PREFILL_TOKENS", 2 * len(PROMPT))
-    opening, others = engine.prefill_in_parts(PROMPT), [engine.open(PROMPT[:3])]
+    opening, others = engine.prefill_in_chunks(PROMPT), [engine.open(PROMPT[:3])]
     # Others decode between the parts.
     while True:
         try:

@@ -42,7 +42,7 @@ class Arithmetic(LogitVotes):
     def open(self, prompt):
         return Tokens(prompt)
 
-    def prefill_in_parts(self, prompt):
+    def prefill_in_chunks(self, prompt):
         self.gate.wait(20)
         for _ in prompt:
             self.parts += 1
@@ -100,10 +100,10 @@ class Recorder:
     def charge(self, units):
         self.charged_units += units
 
-    def prefilled(self, seconds):
+    def count_prefill(self, seconds):
         pass
 
-    def stepped(self, seconds, step):
+    def count_step(self, seconds, step):
         self.seconds.append(seconds)
         self.steps.append(step)
 

@@ -137,26 +137,26 @@ def test_limit_leaves_descriptors_for_the_ledger(monkeypatch):
     limits = [(256, 300)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
-    assert connections.permitted_connections(512) == 300 - 160
+    assert connections.raise_connection_limit(512) == 300 - 160
     assert limits[-1] == (300, 300)
-    assert connections.permitted_connections(20) == 20
+    assert connections.raise_connection_limit(20) == 20
     limits.append((1024, resource.RLIM_INFINITY))
-    assert connections.permitted_connections(2000) == 2000
+    assert connections.raise_connection_limit(2000) == 2000
     assert limits[-1] == (2160, resource.RLIM_INFINITY)
     limits.append((100, 100))
     with pytest.raises(InvalidValueError, match="LimitNOFILE"):
-        connections.permitted_connections(512)
+        connections.raise_connection_limit(512)
 
 
 def test_a_taken_port_is_named_and_unknown_hosts_too():
-    [taken] = connections.listening_sockets("127.0.0.1", 0)
+    [taken] = connections.open_sockets("127.0.0.1", 0)
     with taken:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(InvalidValueError, match=f"127.0.0.1 port {port}"):
-            connections.listening_sockets("127.0.0.1", port)
+            connections.open_sockets("127.0.0.1", port)
     with pytest.raises(InvalidValueError, match=r"nowhere\.invalid"):
-        connections.listening_sockets("nowhere.invalid", 0)
+        connections.open_sockets("nowhere.invalid", 0)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from server.waiting import eventually
 
 from reticent.errors import InvalidValueError
+from reticent.server.fair_queue import QueueFullError
 from reticent.server.prompts import BYTES_PER_TOKEN
 from reticent.server.schemas import ChatCompletionRequest, CompletionRequest
 from reticent.server.settings import Limits
 from reticent.server.tokenising import Tokenising
-from reticent.server.turns import QueueFullError
 
 GOOD = {"model": "tiny", "prompt": "abc", "max_tokens": 1}
 

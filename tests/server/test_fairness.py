@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from server.engine_parts import ActingAt, Arithmetic, Recorder, Tokens, finish, make_curator, make_job
 
+from reticent.server.fair_queue import STEPS_PER_CHUNK, QueueFullError, select_suspension
 from reticent.server.jobs import FinishReason
-from reticent.server.turns import STEPS_PER_PART, QueueFullError, answer_to_suspend
 
 
 class Counting(Recorder):
@@ -17,7 +17,7 @@ class Counting(Recorder):
         super().__init__()
         self.keys = []
 
-    def stepped(self, seconds, step):
+    def count_step(self, seconds, step):
         self.keys.append(Counter(job.key_id for job, _ in step.tokens))
 
     def first_step_of(self, key):
@@ -65,7 +65,7 @@ def test_another_keys_first_token_comes_within_a_few_steps(started, places, num_
     greedy = saturate(batcher, num_answers, then=ask)
     finish([*greedy, modest])
     # Its prompt is read in three parts, one a step. A single place is free when a turn, after three parts, is over.
-    longest_wait = 6 if places > 1 else STEPS_PER_PART * 3 + 6
+    longest_wait = 6 if places > 1 else STEPS_PER_CHUNK * 3 + 6
     assert observer.first_step_of("modest") - steps_before[0] <= longest_wait
     assert [len(job.sink.tokens) for job in greedy] == [100] * num_answers
 
@@ -117,7 +117,7 @@ def test_more_keys_than_places_take_turns(started):
     for job in jobs[1:]:
         batcher.submit([job])
     finish(jobs)
-    assert max(observer.first_step_of(key) for key in keys) <= 8 * STEPS_PER_PART
+    assert max(observer.first_step_of(key) for key in keys) <= 8 * STEPS_PER_CHUNK
     # Long answers keep their places for longer, so that reading stays a small share.
     assert len(observer.keys) <= 6 * 400
 
@@ -199,22 +199,22 @@ def test_the_schedule_does_not_depend_on_the_realised_world(started):
     assert len(set(schedules[0][1])) > 1
 
 
-def place(key, turn=0, num_parts=1, is_read=True):
+def place(key, steps=0, num_chunks=1, is_read=True):
     job = make_job(key)
-    job.turn, job.num_parts, job.context = turn, num_parts, object() if is_read else None
+    job.steps_since_prefill, job.num_chunks, job.context = steps, num_chunks, object() if is_read else None
     return job
 
 
 def test_which_answer_makes_place():
     older, newer, unread = place("a", 9), place("a", 3), place("a", 0, is_read=False)
     other = place("b", 50)
-    assert answer_to_suspend([newer, older, unread, other], "c") is older
-    assert answer_to_suspend([unread, place("a", 0, is_read=False)], "c") is None
+    assert select_suspension([newer, older, unread, other], "c") is older
+    assert select_suspension([unread, place("a", 0, is_read=False)], "c") is None
     # Nothing is gained by exchanging what is evenly shared, nor for the key that has the most already.
-    assert answer_to_suspend([older, newer, other, place("b")], "a") is None
-    assert answer_to_suspend([older, newer, other], "b") is None
+    assert select_suspension([older, newer, other, place("b")], "a") is None
+    assert select_suspension([older, newer, other], "b") is None
     # With more keys than places, a turn has its length.
-    assert answer_to_suspend([place("a", STEPS_PER_PART - 1), place("b", 5)], "c") is None
-    assert answer_to_suspend([place("a", 2 * STEPS_PER_PART - 1, num_parts=2), place("b", 5)], "c") is None
-    over = place("a", 2 * STEPS_PER_PART, num_parts=2)
-    assert answer_to_suspend([over, place("b", 5)], "c") is over
+    assert select_suspension([place("a", STEPS_PER_CHUNK - 1), place("b", 5)], "c") is None
+    assert select_suspension([place("a", 2 * STEPS_PER_CHUNK - 1, num_chunks=2), place("b", 5)], "c") is None
+    over = place("a", 2 * STEPS_PER_CHUNK, num_chunks=2)
+    assert select_suspension([over, place("b", 5)], "c") is over

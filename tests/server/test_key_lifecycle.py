@@ -169,9 +169,9 @@ def test_unreadable_keys_end_nothing_and_vanished_ones_everything():
     asyncio.run(watch.check())
     assert (mine.ended, gone.ended) == (False, True)
     meter = meters.of(live_key)
-    assert not meter.exhausted
+    assert not meter.is_exhausted
     asyncio.run(watch.check())
-    assert meter.exhausted, "a lowered quota reaches answers under way"
+    assert meter.is_exhausted, "a lowered quota reaches answers under way"
     asyncio.run(watch.check())
     assert (mine.ended, keyless.ended) == (True, False)
     # Nobody is left to look after, so nothing is read.

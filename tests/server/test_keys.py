@@ -21,7 +21,7 @@ from reticent.pac.accounting import charge_units, units_to_nats
 from reticent.randomness import SystemNoise
 from reticent.server.auth import is_loopback
 from reticent.server.metering import Meters
-from reticent.server.running import permitted_host
+from reticent.server.running import choose_host
 
 ASK = {"model": "tiny", "prompt": "abc", "max_tokens": 4}
 
@@ -205,17 +205,17 @@ def test_rate_quota_reserves_and_tells_when_to_come_back(live):
 
 
 def test_without_keys_the_server_keeps_to_loopback_and_says_why(table):
-    host, why = permitted_host("0.0.0.0", table)
+    host, why = choose_host("0.0.0.0", table)
     assert host == "127.0.0.1"
     assert "no API key" in why
     assert "instead of 0.0.0.0" in why
-    host, why = permitted_host("127.0.0.1", table)
+    host, why = choose_host("127.0.0.1", table)
     assert host == "127.0.0.1"
     assert why.startswith("OPEN: ")
     key, _ = table.create("a", [Scope.GENERATE])
-    assert permitted_host("0.0.0.0", table) == ("0.0.0.0", None)
+    assert choose_host("0.0.0.0", table) == ("0.0.0.0", None)
     table.revoke(key.id)
-    host, why = permitted_host("0.0.0.0", table)
+    host, why = choose_host("0.0.0.0", table)
     assert "revoked" in why
 
 

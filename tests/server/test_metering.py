@@ -7,8 +7,8 @@ import pytest
 
 from reticent.ledger.api_keys import ApiKey
 from reticent.ledger.usage import Spending
+from reticent.server.fair_queue import FairQueue
 from reticent.server.metering import KeyMeter, Meters
-from reticent.server.turns import FairQueue
 
 
 def job(key_id, name=None):
@@ -54,24 +54,24 @@ def test_removed_and_drained_jobs_are_gone():
 
 def test_total_is_exact_and_put_back_tokens_count_again():
     meter = KeyMeter(Spending(tokens=7, units=70))
-    meter.adopt(total=9, per_minute=None)
+    meter.set_quotas(total=9, per_minute=None)
     assert [meter.take() for _ in range(3)] == [True, True, False]
     meter.put_back()
     assert meter.take()
-    assert (meter.used, meter.exhausted, meter.tokens_left) == (9, True, 0)
+    assert (meter.used, meter.is_exhausted, meter.tokens_left) == (9, True, 0)
     # Spending is what was charged for tokens that were released: each its own.
     assert meter.spending == Spending(tokens=7, units=70)
     meter.charge(3)
     meter.charge(0)
     assert meter.spending == Spending(tokens=9, units=73)
-    meter.adopt(total=None, per_minute=None)
+    meter.set_quotas(total=None, per_minute=None)
     assert meter.take()
 
 
 def test_rate_is_a_bucket_of_one_minute():
     now = [100.0]
     meter = KeyMeter(Spending(), clock=lambda: now[0])
-    meter.adopt(total=None, per_minute=60)
+    meter.set_quotas(total=None, per_minute=60)
     assert meter.reserve(50) == 0
     assert meter.reserve(20) == pytest.approx(10)
     now[0] += 10

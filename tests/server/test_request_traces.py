@@ -86,7 +86,7 @@ def test_what_the_engine_says_of_an_answer_has_its_requests_id(live, caplog, tmp
 
 
 class Unreadable:
-    def prefill_in_parts(self, prompt):
+    def prefill_in_chunks(self, prompt):
         raise RuntimeError("no")
         yield
 
@@ -209,9 +209,9 @@ def test_keys_with_a_rate_are_told_what_is_left(live):
 def test_rates_in_numbers():
     now = [0.0]
     meter = KeyMeter(Spending(), clock=lambda: now[0])
-    meter.adopt(None, None)
+    meter.set_quotas(None, None)
     assert meter.rate() is None
-    meter.adopt(None, 120)
+    meter.set_quotas(None, 120)
 
     def told():
         limit, left, reset = meter.rate().headers().values()
@@ -224,7 +224,7 @@ def test_rates_in_numbers():
     assert told() == (120, 40, "40s")
     now[0] = 49.75
     assert told() == (120, 119, "250ms")
-    meter.adopt(None, 1)
+    meter.set_quotas(None, 1)
     meter.reserve(1)
     assert told() == (1, 0, "1m0s")
 

@@ -34,9 +34,9 @@ def test_pieces_join_to_the_text_before_the_first_stop_string(text, stops, data)
     for piece in pieces:
         shown += stop_filter.push(piece)
         assert expected.startswith(shown)
-        if stop_filter.stopped:
+        if stop_filter.is_stopped:
             break
-    assert stop_filter.stopped == stopped
+    assert stop_filter.is_stopped == stopped
     assert shown + stop_filter.finish() == expected
 
 
@@ -54,9 +54,9 @@ def test_characters_of_several_tokens_come_whole(text, stops):
     for token in tokenizer(text)["input_ids"]:
         shown += answer.push(token)
         assert expected.startswith(shown)
-        if answer.stopped:
+        if answer.is_stopped:
             break
-    assert answer.stopped == stopped
+    assert answer.is_stopped == stopped
     assert shown + answer.finish() == expected
 
 

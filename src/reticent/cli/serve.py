@@ -139,7 +139,7 @@ def _serve(
     device: str,
 ) -> None:
     try:
-        from reticent.server.running import permitted_host
+        from reticent.server.running import choose_host
         from reticent.server.running import serve as run_server
         from reticent.server.service import assemble
     except ModuleNotFoundError as error:
@@ -158,7 +158,7 @@ def _serve(
     require_candidates(settings.decoding, engine.vocab_size)
     with open_ledger(run, opened.manifest.num_worlds, total_budget, database_url) as ledger:
         announce_deployment(is_new=ledger.created, has_cap=ledger.curator.account.cap_units is not None)
-        bound_to, why = permitted_host(host, KeyTable(ledger.database))
+        bound_to, why = choose_host(host, KeyTable(ledger.database))
         if why is not None:
             notes.print(why, highlight=False, soft_wrap=True)
         service = assemble(

@@ -85,7 +85,7 @@ class VoteEngine(Protocol[C]):
         """Read a prompt of at least one token into a new context."""
         ...
 
-    def prefill_in_parts(self, prompt: Sequence[int]) -> Generator[None, None, C]:
+    def prefill_in_chunks(self, prompt: Sequence[int]) -> Generator[None, None, C]:
         """`open`, yielding between parts of the work; the context is what the generator returns.
 
         The number of parts is a function of the prompt's length alone.

@@ -98,17 +98,17 @@ class Engine:
             InvalidValueError: the prompt is empty or longer than the context window, or a token is not in the
                 vocabulary.
         """
-        parts = self.prefill_in_parts(prompt)
+        chunks = self.prefill_in_chunks(prompt)
         while True:
             try:
-                next(parts)
+                next(chunks)
             except StopIteration as end:
                 context: EngineContext = end.value
                 return context
 
     @torch.inference_mode()
-    def prefill_in_parts(self, prompt: Sequence[int]) -> Generator[None, None, EngineContext]:
-        """`open`, yielding between parts of the work; the context is what the generator returns."""
+    def prefill_in_chunks(self, prompt: Sequence[int]) -> Generator[None, None, EngineContext]:
+        """`open`, yielding between chunks; the generator returns the context."""
         self._check_prompt(prompt)
         self._steps.drop_stale_graphs()
         caches = [LayerCache(self._cache_block) for _ in range(self._decoder.num_layers)]

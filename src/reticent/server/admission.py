@@ -109,7 +109,7 @@ def _check_limits(extent: Extent, limits: Limits) -> None:
 
 
 def _reserve(admission: Admission) -> None:
-    if admission.meter.exhausted:
+    if admission.meter.is_exhausted:
         raise errors.quota_exhausted()
     wait = admission.meter.reserve(admission.reserved)
     if wait == math.inf:

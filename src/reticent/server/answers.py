@@ -1,4 +1,4 @@
-"""The answers to one request: from tokens on the engine's thread to events on the event loop."""
+"""The answers to one request: tokens on the engine's thread become events on the event loop."""
 
 import asyncio
 import logging
@@ -16,13 +16,13 @@ from reticent.randomness import PublicCoins
 from reticent.server import errors
 from reticent.server.admission import Admission
 from reticent.server.errors import ApiError
+from reticent.server.fair_queue import QueueFullError
 from reticent.server.jobs import FinishReason, Job, TokenSource, WrittenToken
 from reticent.server.metering import KeyMeter
 from reticent.server.request_trace import current_trace
 from reticent.server.scheduler import ClosingError
 from reticent.server.service import Service
 from reticent.server.streaming import AnswerText
-from reticent.server.turns import QueueFullError
 
 logger = logging.getLogger("reticent.server")
 
@@ -36,7 +36,7 @@ _ERRORS: dict[FinishReason, Callable[[], ApiError]] = {
     FinishReason.FAULT: errors.internal_error,
 }
 CUT_SHORT = (FinishReason.BUDGET, FinishReason.QUOTA)
-"""Endings after which the tokens before them are still an answer."""
+"""Endings that leave the tokens written so far as an answer."""
 
 
 def error_of(ending: FinishReason) -> ApiError | None:
@@ -104,7 +104,7 @@ class ChoiceSink:
         if piece:
             self._shown.append(piece)
             self._post(Piece(self._index, piece, written.source))
-        return not self._text.stopped
+        return not self._text.is_stopped
 
     def end(self, ending: FinishReason) -> None:
         """Take the end."""
@@ -118,7 +118,7 @@ class ChoiceSink:
                 extra={"request_id": self._request_id},
             )
             rest, ending = "", FinishReason.FAULT
-        if ending is FinishReason.LENGTH and self._text.stopped:
+        if ending is FinishReason.LENGTH and self._text.is_stopped:
             ending = FinishReason.STOP
         private, public = self._counts[TokenSource.PRIVATE], self._counts[TokenSource.PUBLIC]
         text = "".join([*self._shown, rest])
@@ -130,14 +130,14 @@ class GenerationRequest:
     """A request in tokens.
 
     Attributes:
-        identifier: of the request; public.
-        admission: that it may be worked on, for which key, and what was taken from the key's rate.
+        answer_id: names the request's answers in the response, the ledger and the log; public.
+        admission: the admitted key, and the tokens reserved from its rate.
         prompts: one or several.
         num_choices: answers for each prompt.
-        max_tokens: the most tokens in an answer, for each prompt.
+        max_tokens: largest number of tokens in an answer, for each prompt.
     """
 
-    identifier: str
+    answer_id: str
     admission: Admission
     prompts: Sequence[list[int]]
     num_choices: int
@@ -230,7 +230,7 @@ class Answers:
         return self.asked.admission.meter
 
     async def events(self) -> AsyncGenerator[Event]:
-        """Pieces and ends as they come, until every answer has ended; leaving early stops the answers."""
+        """Pieces and ends in order of arrival, until every answer has ended; closing the generator cancels the rest."""
         try:
             while len(self.finished) < len(self._jobs):
                 event = await self._queue.get()
@@ -246,8 +246,8 @@ class Answers:
             self.asked.admission.give_back(self.num_tokens)
             self._count()
 
-    def milliseconds(self) -> dict[str, float]:
-        """Durations for the log, from the request's arrival to the start of the first answer and to its first token."""
+    def durations(self) -> dict[str, float]:
+        """Milliseconds from the request's arrival to the start and to the first token of an answer, for the log."""
         moments = {
             "queue_milliseconds": [job.admitted for job in self._jobs],
             "first_token_milliseconds": [sink.first_token_at for sink in self._sinks],
@@ -256,11 +256,11 @@ class Answers:
         return {name: round(1000 * (min(at) - self._trace.arrived), 1) for name, at in known.items() if at}
 
     def _count(self) -> None:
-        """Report all answers to the metrics, once nobody waits for them any more."""
+        """Report all answers to the metrics, at the end of the request."""
         metrics = self._service.metrics
         for index, (job, sink) in enumerate(zip(self._jobs, self._sinks, strict=True)):
             end = self.finished.get(index)
-            metrics.ended(FinishReason.CANCELLED if end is None else end.ending)
+            metrics.count_answer(FinishReason.CANCELLED if end is None else end.ending)
             for timing, moment in (
                 (metrics.times.queue, job.admitted),
                 (metrics.times.first_token, sink.first_token_at),
@@ -276,12 +276,12 @@ class Answers:
                 self._service.batcher.cancel(job)
 
     def end_with_key(self) -> None:
-        """Stop all answers that have not ended, since their key is not accepted any more."""
+        """Stop all answers that have not ended, as their key is no longer valid."""
         self._key_has_ended = True
         self.cancel()
 
     def stop(self) -> None:
-        """Stop all answers that have not ended, since their client wants no more of them; they end as whole answers."""
+        """Stop all answers that have not ended, at their client's request; they end as complete answers."""
         self._stop_requested = True
         self.cancel()
 
@@ -291,8 +291,8 @@ class Answers:
             return FinishReason.KEY_ENDED
         return FinishReason.STOP if self._stop_requested else FinishReason.CANCELLED
 
-    async def until_gone(self, request: Request) -> None:
-        """Wait until the client leaves, then stop the answers."""
+    async def cancel_on_disconnect(self, request: Request) -> None:
+        """Stop the answers once the client disconnects."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
         self.cancel()
@@ -314,7 +314,7 @@ class Answers:
                 coins = PublicCoins.fresh() if asked.seed is None else PublicCoins.from_seed(asked.seed % 2**64, index)
                 jobs.append(
                     Job(
-                        request=f"{asked.identifier}-{index}",
+                        answer_id=f"{asked.answer_id}-{index}",
                         key_id=asked.admission.key_id,
                         prompt=prompt,
                         settings=asked.settings,

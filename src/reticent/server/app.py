@@ -28,7 +28,7 @@ def create_app(service: Service, drain_seconds: float = 30.0) -> FastAPI:
 
     Args:
         service: all parts of the server, not yet started.
-        drain_seconds: how long answers in progress may take once the server stops.
+        drain_seconds: seconds for answers in progress once the server stops.
     """
 
     @asynccontextmanager

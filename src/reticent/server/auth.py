@@ -37,8 +37,8 @@ class KeyDirectory:
 
     Args:
         table: the keys.
-        had_keys: whether the deployment is known to have had a key, so that an empty table is an error. Reading one
-            tells as much.
+        had_keys: True if the deployment is known to have had a key, so that an empty table is an error; set once
+            a key is read.
         clock: seconds, monotonic.
     """
 
@@ -99,7 +99,7 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _named_host(request: Request) -> str:
+def _host_name(request: Request) -> str:
     """The host of the request's Host header, without a port."""
     host = request.headers.get("host", "")
     return host if host.endswith("]") else host.partition(":")[0] if host.count(":") < 2 else host.rpartition(":")[0]
@@ -112,7 +112,7 @@ def _is_forwarded(request: Request) -> bool:
 
 def _require_local(request: Request) -> None:
     """Refuse what may not come from this machine, where there are no keys."""
-    if not is_loopback(_named_host(request)):
+    if not is_loopback(_host_name(request)):
         raise ApiError(
             403,
             "Without API keys this server answers to loopback names only.",

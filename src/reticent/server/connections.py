@@ -2,8 +2,8 @@
 
 Contract. No client holds a connection without use: a request's head arrives within its deadline, as does its body
 (`middleware.RequestBody`), an idle connection is closed, and one that does not read its answer is cut. There are never
-more connections than the limit and a few beside it, which tell whoever comes too late, and let probes through. The
-limit leaves enough descriptors for the ledger.
+more connections than the limit and a fixed number beside it, which answer 503 and serve probes. The limit leaves
+enough descriptors for the ledger.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError, head_too_slow, malformed_request
-from reticent.server.request_trace import fresh_request_id
+from reticent.server.request_trace import make_identifier
 from reticent.server.settings import ClientAddresses, ConnectionLimits
 
 logger = logging.getLogger("reticent.server")
@@ -37,16 +37,16 @@ _BACKLOG: Final = 512
 class ConnectionObserver(Protocol):
     """A counter of connections. Called on the event loop."""
 
-    def connected(self, change: int) -> None:
-        """A connection came (1) or went (-1)."""
+    def count_connection(self, change: int) -> None:
+        """Count a connection that was opened (1) or closed (-1)."""
         ...
 
-    def refused(self, reason: str) -> None:
-        """A connection was refused or cut."""
+    def count_refusal(self, reason: str) -> None:
+        """Count a connection that was refused or cut."""
         ...
 
 
-def guarded_protocol(
+def make_protocol(
     limits: ConnectionLimits, observer: ConnectionObserver, addresses: ClientAddresses
 ) -> type[H11Protocol]:
     """HTTP/1.1 for uvicorn, with these limits."""
@@ -75,7 +75,7 @@ class GuardedConnection(H11Protocol):
         self._head_deadline = _Deadline(self.loop, self._limits.head_seconds, self._end_slow_head)
         self._write_deadline = _Deadline(self.loop, self._limits.write_seconds, self._cut)
         super().connection_made(transport)
-        self._observer.connected(1)
+        self._observer.count_connection(1)
         surplus = len(self.connections) - self._limits.max_connections
         if surplus > _BESIDE_LIMIT:
             self._note("too_many_connections")
@@ -87,7 +87,7 @@ class GuardedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget all deadlines."""
-        self._observer.connected(-1)
+        self._observer.count_connection(-1)
         self._head_deadline.stop()
         self._write_deadline.stop()
         super().connection_lost(exc)
@@ -146,7 +146,7 @@ class GuardedConnection(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error, where no answer has begun, and close."""
-        request_id = fresh_request_id()
+        request_id = make_identifier("req")
         self._note(error.reason, request_id)
         if self.cycle is not None and not self.cycle.response_complete:
             # The application must not answer as well.
@@ -172,7 +172,7 @@ class GuardedConnection(H11Protocol):
         self._await_reader()
 
     def _note(self, reason: str, request_id: str | None = None) -> None:
-        self._observer.refused(reason)
+        self._observer.count_refusal(reason)
         fields: dict[str, str] = {"refusal": reason}
         if request_id is not None:
             fields["request_id"] = request_id
@@ -217,7 +217,7 @@ class ListeningServer(uvicorn.Server):
             listening.listen(_BACKLOG)
 
 
-def listening_sockets(host: str, port: int) -> list[socket.socket]:
+def open_sockets(host: str, port: int) -> list[socket.socket]:
     """Sockets bound to all addresses of a host; with port 0, to one free port.
 
     Raises:
@@ -244,7 +244,7 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def permitted_connections(wanted: int) -> int:
+def raise_connection_limit(wanted: int) -> int:
     """Raise the soft limit on descriptors as far as `wanted` connections need it; return how many there may be.
 
     Raises:

@@ -1,8 +1,8 @@
-"""A server that stops in order: it keeps listening while it finishes what is in progress, and tells everyone else.
+"""Graceful shutdown: the server keeps listening while it finishes answers in progress, and refuses new requests.
 
 | when | what happens |
 |---|---|
-| SIGTERM, SIGINT or SIGHUP | new requests get 503 `shutting_down`, on new connections too; those in progress continue |
+| SIGTERM, SIGINT or SIGHUP | new requests get 503 `shutting_down`, on new connections too; answers in progress go on |
 | the last answer has ended | the server stops listening and ends |
 | the grace is over | answers that are left end with 503 `shutting_down`, streams with an event that says so |
 | a second signal | the grace is over at once |
@@ -26,7 +26,7 @@ class Draining(Protocol):
     """The grace in which answers under way are finished."""
 
     def begin_closing(self, drain_seconds: float) -> None:
-        """Take no more, and end within a number of seconds; a later call can bring the end forward."""
+        """Refuse further work and end within the given seconds; a later call can bring the end forward."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class DrainingServer(ListeningServer):
 
     Args:
         config: of uvicorn.
-        engine: what finishes the answers in progress.
+        engine: finishes the answers in progress.
         drain_seconds: the grace.
     """
 

@@ -1,4 +1,4 @@
-"""One answer in the making."""
+"""The state of one answer while it is generated."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,7 +56,7 @@ class Sink(Protocol):
     """The receiver of one answer's tokens. Called on the engine's thread; must return at once."""
 
     def push(self, written: WrittenToken, is_stop_token: bool) -> bool:
-        """Take a token; return whether the answer wants another."""
+        """Take a token; return True if the answer needs another."""
         ...
 
     def end(self, ending: FinishReason) -> None:
@@ -85,26 +85,26 @@ class Job(Generic[C]):
     """One answer.
 
     Attributes:
-        request: identifier for the ledger; public.
+        answer_id: identifier of the answer in the ledger and the log; public.
         key_id: the asking API key, or None.
         prompt: token ids, at least one, and fewer than the context window holds.
-        settings: how its tokens are proposed, voted on and charged.
+        settings: for candidates, votes and charges.
         coins: its public randomness.
         max_tokens: at most this many tokens; prompt and tokens together fit the context window.
         stop_tokens: ids that end it once released.
-        sink: where its tokens go.
-        allowance: what its key may still have.
-        draft_length: the number of draft tokens for it.
+        sink: receives its tokens.
+        allowance: the remaining quota of its key.
+        draft_length: number of tokens to draft for it.
         request_id: identifier of its request in logs.
-        cancelled: set, by any thread, when nobody wants the answer any more.
-        context: what the engine holds of it, while it is in the batch.
+        cancelled: set by any thread once the answer is no longer wanted.
+        context: its cached state in the engine; None outside the batch and during prefill.
         written: its tokens so far.
-        num_parts: in how many parts it was last read.
-        turn: steps since then.
-        admitted: when it first got a place in the batch, in seconds of `time.perf_counter`.
+        num_chunks: number of chunks of its last prefill.
+        steps_since_prefill: decode steps since its last prefill.
+        admitted: time of its first admission to the batch, in seconds of `time.perf_counter`.
     """
 
-    request: str
+    answer_id: str
     key_id: str | None
     prompt: list[int]
     settings: DecodingSettings
@@ -118,18 +118,18 @@ class Job(Generic[C]):
     cancelled: bool = False
     context: C | None = field(default=None, repr=False)
     written: list[int] = field(default_factory=list, repr=False)
-    num_parts: int = 0
-    turn: int = 0
+    num_chunks: int = 0
+    steps_since_prefill: int = 0
     admitted: float | None = None
 
     @property
     def log_fields(self) -> dict[str, str | None]:
-        """Fields of a log line that say whose answer it is about."""
-        return {"request_id": self.request_id, "answer_id": self.request, "key_id": self.key_id}
+        """Fields that identify the answer in a log line."""
+        return {"request_id": self.request_id, "answer_id": self.answer_id, "key_id": self.key_id}
 
     @property
     def step(self) -> int:
-        """The number of the step that comes next: tokens so far."""
+        """The number of the next step, which is the number of tokens so far."""
         return len(self.written)
 
     @property

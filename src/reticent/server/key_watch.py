@@ -1,7 +1,7 @@
-"""Ends the answers under way of keys that were revoked or have expired, and applies changed quotas to the others.
+"""Ends the running answers of keys that were revoked or have expired, and applies changed quotas to the others.
 
-Contract: an answer gets its last token within a second of the revocation, or at the end of the step that is then under
-way. The database is asked only while answers of keys are under way, and never on the engine's thread.
+Contract: an answer gets its last token within a second of the revocation, or at the end of the step that is then
+running. The database is queried only while answers of keys are running, and never on the engine's thread.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class KeyedAnswers(Protocol):
 
 
 class KeyWatch:
-    """Looks after the answers under way; for the event loop alone.
+    """A periodic check of running answers; for the event loop alone.
 
     Args:
         directory: the deployment's keys.
@@ -47,7 +47,7 @@ class KeyWatch:
         self._answers: weakref.WeakSet[KeyedAnswers] = weakref.WeakSet()
 
     def add(self, answers: KeyedAnswers) -> None:
-        """Look after a request's answers from now on; of no effect without a key."""
+        """Register a request's answers; of no effect without a key."""
         if answers.key is not None:
             self._answers.add(answers)
 
@@ -68,8 +68,8 @@ class KeyWatch:
     async def check(self) -> None:
         """End the answers whose key is not live now.
 
-        While the ledger cannot be reached nothing is known of its keys, and nothing private can be released either, so
-        answers are left alone. Where it can be read and has lost its keys, all of them end.
+        While the ledger cannot be reached its keys are unknown, and no private token can be released, so answers
+        stay as they are. Where it can be read and has lost its keys, all answers end.
         """
         if not self._answers:
             return

@@ -143,7 +143,7 @@ def configure_logging() -> BoundedHandler:
 
 
 def log_loop_problem(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what the event loop could not tell anyone else; an exception handler for asyncio."""
+    """Log an error that reached no other handler; an exception handler for asyncio."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
         cause = errno.errorcode[error.errno]

@@ -1,8 +1,8 @@
 """Allowances of API keys: a number of tokens in all, and a number a minute.
 
 Contract: a key's total is exact, also under concurrency, as it is taken token by token on the engine's thread and
-starts from what the ledger holds. Its rate is a bucket that fills steadily up to one minute's worth; a request reserves
-the most it can release, before it queues, and gives back what it did not use.
+starts from the ledger's counts. Its rate is a token bucket with a capacity of one minute; a request reserves the most
+it can release before it queues, and returns the unused part at its end.
 """
 
 import math
@@ -28,7 +28,7 @@ class Rate:
     seconds_to_full: float
 
     def headers(self) -> dict[str, str]:
-        """The headers in which OpenAI's interface tells clients their rate of tokens; requests have none here."""
+        """The rate-limit headers of OpenAI's interface for tokens; there is no limit on requests."""
         return {
             "x-ratelimit-limit-tokens": str(self.per_minute),
             "x-ratelimit-remaining-tokens": str(self.left),
@@ -62,8 +62,8 @@ class KeyMeter:
         self._bucket = 0.0
         self._filled_at = clock()
 
-    def adopt(self, total: int | None, per_minute: int | None) -> None:
-        """Apply the quotas that the key has now; None is no quota."""
+    def set_quotas(self, total: int | None, per_minute: int | None) -> None:
+        """Set the key's current quotas; None is no quota."""
         with self._lock:
             self._total = total
             if per_minute != self._per_minute:
@@ -86,14 +86,14 @@ class KeyMeter:
         return None if total is None else max(0, total - self._used)
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """True if the total is used up."""
         return self._total is not None and self._used >= self._total
 
     def take(self) -> bool:
         """Count one token if the total allows it."""
         with self._lock:
-            if self.exhausted:
+            if self.is_exhausted:
                 return False
             self._used += 1
             return True
@@ -165,7 +165,7 @@ class Meters:
             if meter is None:
                 meter = self._meters[key_id] = KeyMeter(self._spent.get(key_id or "", Spending()))
         if key is not None:
-            meter.adopt(key.total_tokens, key.tokens_per_minute)
+            meter.set_quotas(key.total_tokens, key.tokens_per_minute)
         return meter
 
     def used(self) -> dict[str, int]:

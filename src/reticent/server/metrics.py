@@ -1,8 +1,8 @@
 """Prometheus metrics, in a registry of their own.
 
 Nothing here depends on the realised world beyond released tokens. Dissent is shown as a share over the deployment's
-life, rounded, and renewed once in 1,000 tokens: by the token, it would tell an outsider where the corpus bears on a
-text. Even so only keys of the `admin` scope may read this.
+life, rounded, and renewed once in 1,000 tokens: a finer value would reveal to an outsider which texts the corpus bears
+on. Only keys of the `admin` scope may read this.
 """
 
 import math
@@ -103,29 +103,29 @@ class Metrics:
         self._gauge("answers_active", "Answers in the batch.").set_function(lambda: queue.num_active)
         self._gauge("answers_waiting", "Answers that wait for a place.").set_function(lambda: queue.num_waiting)
 
-    def prefilled(self, seconds: float) -> None:
-        """A prompt was read."""
+    def count_prefill(self, seconds: float) -> None:
+        """Count one complete prefill."""
         self._prefill_seconds.observe(seconds)
 
-    def stepped(self, seconds: float, step: Step[Any]) -> None:
-        """A step ended."""
+    def count_step(self, seconds: float, step: Step[Any]) -> None:
+        """Count one decode step."""
         self._step_seconds.observe(seconds)
         for source in TokenSource:
             count = sum(written.source is source for _, written in step.tokens)
             self._tokens.labels(source.value).inc(count)
         self._failures.inc(bool(step.commit_failed))
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """A request was answered, or its client left."""
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Count one request that was answered, or whose client left."""
         self._requests.labels(route, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
-    def ended(self, ending: FinishReason) -> None:
-        """An answer ended."""
+    def count_answer(self, ending: FinishReason) -> None:
+        """Count one finished answer."""
         self._answers.labels(ending.value).inc()
 
-    def refused(self, reason: str) -> None:
-        """A request or a connection was refused."""
+    def count_refusal(self, reason: str) -> None:
+        """Count one refused request or connection."""
         self._refusals.labels(reason).inc()
 
     @property
@@ -135,8 +135,8 @@ class Metrics:
         counts = {sample.labels["reason"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
-    def connected(self, change: int) -> None:
-        """A connection came (1) or went (-1)."""
+    def count_connection(self, change: int) -> None:
+        """Count a connection that was opened (1) or closed (-1)."""
         self._connections.inc(change)
 
     def exposition(self) -> bytes:

@@ -98,9 +98,9 @@ class AccessLog:
         if named.get(self._addresses, status >= _FIRST_REFUSAL or "refusal" in fields):
             fields["client"] = _address(scope)
         route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
-        self._metrics.answered(route, status, seconds)
+        self._metrics.count_request(route, status, seconds)
         if "refusal" in fields:
-            self._metrics.refused(fields["refusal"])
+            self._metrics.count_refusal(fields["refusal"])
         if route not in _PROBES:
             measured = {"route": route, "status": status, "milliseconds": round(1000 * seconds, 1)}
             logger.info("request", extra=measured | fields)

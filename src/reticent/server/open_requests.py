@@ -1,6 +1,6 @@
-"""The requests that are being answered, so that whoever asked can stop one and still learn what it cost.
+"""The requests that are being answered, so that a client can stop one of its own and still receive its `usage`.
 
-A client that closes its connection stops its answers as well, but never sees the `usage` at their end.
+Closing the connection stops the answers as well, but the client then never receives the `usage` at their end.
 """
 
 import weakref
@@ -40,10 +40,10 @@ class OpenRequests:
         self._answers.discard(answers)
 
     def stop(self, key_id: str | None, request_id: str) -> bool:
-        """Stop what one key asked for under one identifier; return whether there was anything.
+        """Stop the requests of one key with one identifier; return True if there was any.
 
         Args:
-            key_id: of the key that wants the stop, which can stop its own requests and no others.
+            key_id: of the key that asks for the stop; it can stop its own requests only.
             request_id: the request's identifier.
         """
         found = [one for one in self._answers if one.key_id == key_id and one.request_id == request_id]

@@ -38,12 +38,12 @@ class ReadinessCheck:
     async def run(self) -> Readiness:
         """The state of the server now."""
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(asyncio.to_thread(readiness_of, self._service))
+            self._running = asyncio.create_task(asyncio.to_thread(check_readiness, self._service))
         # A prober that leaves must not take the others' result with it.
         return await asyncio.shield(self._running)
 
 
-def readiness_of(service: Service) -> Readiness:
+def check_readiness(service: Service) -> Readiness:
     """The state of a server now. Asks the database and the disk: call it off the event loop."""
     budget_spent = not service.curator.account.can_afford(service.settings.decoding.charging.reserve_units)
     reason = _failure(service)

@@ -1,6 +1,11 @@
-"""Each request's identifier, by which every log line about it is found, and the moment of its arrival.
+"""Identifiers of requests and answers, and the arrival time of the request that is being served.
 
-The client's own identifier is taken where it is well-formed. The ledger never holds it: clients may give one twice.
+| name | form | made by | appears in |
+|---|---|---|---|
+| request id | `req-…`, or the client's own | the client if well-formed, or the server | header, log |
+| answer id | `cmpl-…`, `chatcmpl-…`, with `-0`, `-1`, … for each answer | the server | response, log, ledger |
+
+The ledger never holds the request id, because a client can send the same one twice.
 """
 
 import re
@@ -16,16 +21,16 @@ REQUEST_ID_HEADER: Final = "x-request-id"
 _WELL_FORMED: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=@/+-]{0,127}")
 
 
-def fresh_request_id() -> str:
-    """A new identifier."""
-    return f"req-{secrets.token_hex(12)}"
+def make_identifier(prefix: str) -> str:
+    """Make a fresh identifier, unique to all practical purposes."""
+    return f"{prefix}-{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True)
 class RequestTrace:
     """A request's identifier, and when it arrived, in seconds of `time.perf_counter`."""
 
-    id: str = field(default_factory=fresh_request_id)
+    id: str = field(default_factory=lambda: make_identifier("req"))
     arrived: float = field(default_factory=time.perf_counter)
 
     @classmethod

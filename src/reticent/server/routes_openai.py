@@ -1,7 +1,6 @@
 """The routes of OpenAI's interface."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from reticent.server.answers import (
 )
 from reticent.server.auth import Generating
 from reticent.server.errors import ApiError, name_refusal
+from reticent.server.fair_queue import QueueFullError
 from reticent.server.jobs import FinishReason
 from reticent.server.rendering import (
     ChatShape,
@@ -35,9 +35,9 @@ from reticent.server.rendering import (
     server_sent,
     usage_of,
 )
+from reticent.server.request_trace import make_identifier
 from reticent.server.schemas import ChatCompletionRequest, CompletionRequest, ErrorResponse, SamplingRequest
 from reticent.server.service import Service
-from reticent.server.turns import QueueFullError
 
 COMPLETION_TOKENS = 16
 """Length of a completion whose request names none, as in OpenAI's interface."""
@@ -158,7 +158,7 @@ async def _make_request(
         raise errors.queue_full() from None
     default = extent.default_within(service.settings.limits)
     return GenerationRequest(
-        identifier=f"{prefix}-{secrets.token_hex(12)}",
+        answer_id=make_identifier(prefix),
         admission=admission,
         prompts=prompts,
         num_choices=extent.num_choices,
@@ -173,8 +173,8 @@ async def _answer(
     request: Request, service: Service, body: SamplingRequest, asked: GenerationRequest, shape: Shape
 ) -> Response:
     answers = Answers.start(service, asked)
-    envelope = Envelope(asked.identifier, int(time.time()), service.settings.model_name, service.fingerprint)
-    watcher = asyncio.create_task(answers.until_gone(request))
+    envelope = Envelope(asked.answer_id, int(time.time()), service.settings.model_name, service.fingerprint)
+    watcher = asyncio.create_task(answers.cancel_on_disconnect(request))
     events = answers.events()
     try:
         if body.stream:
@@ -249,16 +249,16 @@ async def _stream(
 
 
 def _log(request: Request, service: Service, answers: Answers) -> None:
-    """Add what the request came to, to its log line; texts only where the operator asked for them."""
+    """Add the outcome of the request to its log line; texts only with `--log-texts`."""
     asked, finished = answers.asked, answers.finished.values()
     fields = request.scope["state"]["log"]
     fields |= {
-        "answer_id": asked.identifier,
+        "answer_id": asked.answer_id,
         "key_id": asked.admission.key_id,
         "prompt_tokens": sum(len(prompt) for prompt in asked.prompts),
         "completion_tokens": answers.num_tokens,
         "ended_by": sorted({end.ending.value for end in finished}),
-        **answers.milliseconds(),
+        **answers.durations(),
     }
     if service.settings.log_texts:
         fields["prompts"] = [service.prompts.decode(prompt) for prompt in asked.prompts]

@@ -13,9 +13,9 @@ from reticent.ledger.api_keys import KeyTable
 from reticent.server.app import create_app
 from reticent.server.auth import is_loopback
 from reticent.server.connections import (
-    guarded_protocol,
-    listening_sockets,
-    permitted_connections,
+    make_protocol,
+    open_sockets,
+    raise_connection_limit,
 )
 from reticent.server.draining import FLUSH_SECONDS, DrainingServer
 from reticent.server.logs import configure_logging
@@ -26,8 +26,8 @@ LOOPBACK: Final = "127.0.0.1"
 logger = logging.getLogger("reticent.server")
 
 
-def permitted_host(host: str, table: KeyTable) -> tuple[str, str | None]:
-    """The address to bind to, and what the operator must know about who may ask, if anything.
+def choose_host(host: str, table: KeyTable) -> tuple[str, str | None]:
+    """Choose the address to bind to; return it with a warning for the operator about who has access, or None.
 
     Raises:
         StorageError: the keys cannot be read.
@@ -57,12 +57,12 @@ def serve(service: Service, host: str, port: int) -> None:
     """
     drain_seconds = service.settings.drain_seconds
     wanted = service.settings.connections
-    limits = replace(wanted, max_connections=permitted_connections(wanted.max_connections))
-    sockets = listening_sockets(host, port)
+    limits = replace(wanted, max_connections=raise_connection_limit(wanted.max_connections))
+    sockets = open_sockets(host, port)
     log_handler = configure_logging()
     config = uvicorn.Config(
         create_app(service, drain_seconds),
-        http=guarded_protocol(limits, service.metrics, limits.addresses),
+        http=make_protocol(limits, service.metrics, limits.addresses),
         ws="none",
         backlog=1,
         forwarded_allow_ips=list(limits.trusted_proxies),

@@ -1,29 +1,30 @@
 """The engine thread: continuous batching of answers over one engine and one curator.
 
-What is guaranteed. One thread computes and releases; it alone touches the curator. Each step it casts the votes of
-every answer whose prompt is read, releases them in the order of admission with one commit, hands the tokens on, and
-extends the contexts of the answers that go on. All votes of a step are fixed before any of its tokens is seen, and no
-token is handed on before its charge is durable. Between two steps it reads one part of one prompt, so that a long
-prompt slows the others down but does not stop them; keys take turns at reading, one prompt each at a time.
+Contract. One thread computes and releases; it alone touches the curator. Each step it casts the votes of every
+answer whose prefill is complete, releases them in the order of admission with one commit, delivers the tokens, and
+extends the contexts of the unfinished answers. All votes of a step are fixed before any of its tokens is seen, and no
+token is delivered before its charge is durable. Prefill is chunked: between two steps the thread runs one chunk of one
+prompt, so that a long prompt delays the other answers but does not stop them. Keys take turns, each with one prompt
+in prefill at a time.
 
 Places in the batch are shared among the API keys that want any. Where a key waits that has fewer than its share, an
-answer of the key that has the most is suspended between two steps: it gives up its place and its caches, goes to the
-head of its key's line, and is read again, prompt and tokens so far, when its turn comes. So no more contexts are held
-than there are places. A suspended answer loses no token and is charged for none twice.
+answer of the key that has the most is suspended between two steps: its place and caches are freed, it is queued at the
+head of its key's line, and its prompt and tokens so far are prefilled again when it is readmitted. So there are never
+more contexts than places. A suspended answer loses no token and is charged for none twice.
 
-What is done, in which order and how often, is a function of requests, limits, released tokens and the account: never of
+The work, its order and its amount are a function of requests, limits, released tokens and the account: never of
 the realised world.
 
 | case | what happens |
 |---|---|
-| the budget does not cover an answer's next token | it ends with `BUDGET`, or the public model goes on for it |
+| the budget does not cover an answer's next token | it ends with `BUDGET`, or the public model continues it |
 | the key's quota is used up | the answer ends with `QUOTA` |
 | the ledger cannot be written | every answer in the batch ends with `STORAGE`; the next ones try again |
-| a prompt cannot be read, votes not cast, or a token not handed on | that answer ends with `FAULT`, the others go on |
-| contexts cannot be extended | every answer that would have gone on ends with `FAULT` |
-| an answer is cancelled | it leaves before the next step, or at once where it waits; what was released stays charged |
-| a suspended answer cannot be read again | that answer ends with `FAULT`; its tokens stay charged |
-| answers of one key fill its line | the key's further requests are refused whole; other keys' lines are their own |
+| prefill, votes or delivery of a token fail | that answer ends with `FAULT`, the others continue |
+| contexts cannot be extended | every unfinished answer of the step ends with `FAULT` |
+| an answer is cancelled | it leaves before the next step, or at once while it waits; released tokens stay charged |
+| a suspended answer cannot be prefilled again | that answer ends with `FAULT`; its tokens stay charged |
+| the line of a key is full | further requests of the key are refused whole; other keys are not affected |
 | the server stops | no new answers; those in progress or suspended are finished, or end with `SHUTDOWN` at a deadline |
 """
 
@@ -38,9 +39,9 @@ from typing import Any, Generic, Protocol
 from reticent.decoding.engines import C, VoteEngine
 from reticent.decoding.speculative import Continuation, extend_with_drafts
 from reticent.pac.curator import Curator
+from reticent.server.fair_queue import FairQueue, QueueFullError, select_suspension
 from reticent.server.jobs import FinishReason, Job, WrittenToken
 from reticent.server.stepping import Step, decode_step
-from reticent.server.turns import FairQueue, QueueFullError, answer_to_suspend
 
 logger = logging.getLogger("reticent.server")
 
@@ -48,12 +49,12 @@ logger = logging.getLogger("reticent.server")
 class Observer(Protocol):
     """An observer of the engine. Called on the engine's thread; must return at once."""
 
-    def prefilled(self, seconds: float) -> None:
-        """A prompt was read."""
+    def count_prefill(self, seconds: float) -> None:
+        """Count one complete prefill."""
         ...
 
-    def stepped(self, seconds: float, step: Step[Any]) -> None:
-        """A step ended."""
+    def count_step(self, seconds: float, step: Step[Any]) -> None:
+        """Count one decode step."""
         ...
 
 
@@ -63,11 +64,11 @@ class ClosingError(Exception):
 
 @dataclass
 class _Prefill(Generic[C]):
-    """An answer whose prompt is being read, what is left of the work, and how many parts and seconds it took so far."""
+    """The prefill in progress of one answer: its remaining chunks, and the number of chunks and seconds so far."""
 
     job: Job[C]
-    parts: Generator[None, None, C]
-    num_parts: int = 0
+    chunks: Generator[None, None, C]
+    num_chunks: int = 0
     seconds: float = 0.0
 
 
@@ -76,11 +77,11 @@ class Batcher(Generic[C]):
 
     Args:
         engine: the public model and all worlds.
-        curator: of the deployment; used on the engine thread only, but for its account, which never changes in place.
-        observer: is told of every step.
+        curator: of the deployment; used on the engine thread only, except for its immutable account.
+        observer: called at every prefill and step.
         max_concurrent: answers in the batch.
         max_queue: answers of one key that may wait.
-        public_fallback: whether the public model goes on where the budget ends.
+        public_fallback: True to continue answers from the public model once the budget is spent.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Batcher(Generic[C]):
         """Queue all jobs of a request, which are of one key, or none.
 
         Raises:
-            QueueFullError: they do not all find a place in their key's line.
+            QueueFullError: the line of their key has no room for all of them.
             ClosingError: the server is stopping.
         """
         with self._changed:
@@ -130,7 +131,7 @@ class Batcher(Generic[C]):
             self._changed.notify()
 
     def cancel(self, job: Job[C]) -> None:
-        """Stop a job that nobody waits for any more; of no effect once it has ended."""
+        """Cancel a job; of no effect once it has ended."""
         with self._changed:
             job.cancelled = True
             was_waiting = self._waiting.remove(job)
@@ -138,13 +139,13 @@ class Batcher(Generic[C]):
             job.sink.end(FinishReason.CANCELLED)
 
     def close(self, drain_seconds: float) -> None:
-        """Take no more jobs, finish those in progress within `drain_seconds`, and end the thread."""
+        """Refuse further jobs, finish those in progress within `drain_seconds`, and end the thread."""
         self.begin_closing(drain_seconds)
         if self._thread.is_alive():
             self._thread.join()
 
     def begin_closing(self, drain_seconds: float) -> None:
-        """`close`, without waiting for the thread; a later call can bring the end forward, not put it off."""
+        """Start `close` without waiting for the thread; a later call can only bring the deadline forward."""
         with self._changed:
             self._closing = True
             self._deadline = min(self._deadline, time.monotonic() + drain_seconds)
@@ -167,7 +168,7 @@ class Batcher(Generic[C]):
 
     @property
     def is_alive(self) -> bool:
-        """True if the thread runs, be it only to finish what is in progress."""
+        """True if the thread runs, even if only to finish answers in progress."""
         return self._thread.is_alive()
 
     @property
@@ -185,7 +186,7 @@ class Batcher(Generic[C]):
             while self._wait_for_work():
                 self._drop_cancelled()
                 self._admit()
-                self._prefill_part()
+                self._prefill_chunk()
                 if ready := [job for job in self._active if job.context is not None]:
                     self._step(ready)
         finally:
@@ -194,10 +195,10 @@ class Batcher(Generic[C]):
                 left = [*self._active, *self._waiting.drain()]
                 self._active.clear()
             for job in left:
-                _tell_end(job, FinishReason.SHUTDOWN)
+                _deliver_end(job, FinishReason.SHUTDOWN)
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; return False when the thread should end."""
+        """Sleep until there is work; return False when the thread should end."""
         with self._changed:
             while not self._active and not len(self._waiting):
                 if self._closing:
@@ -210,14 +211,14 @@ class Batcher(Generic[C]):
             self._active.remove(job)
         self._prefills = [prefill for prefill in self._prefills if prefill.job is not job]
         job.context = None
-        _tell_end(job, ending)
+        _deliver_end(job, ending)
 
     def _drop_cancelled(self) -> None:
         for job in [job for job in self._active if job.cancelled]:
             self._end(job, FinishReason.CANCELLED)
 
     def _admit(self) -> None:
-        """Admit the answer whose turn it is, if a place is free or made free, and start to read its prompt."""
+        """Admit the next answer if a place is free or can be freed, and start its prefill."""
         with self._changed:
             places = Counter(job.key_id for job in self._active)
             try:
@@ -225,61 +226,61 @@ class Batcher(Generic[C]):
             except IndexError:
                 return
             if len(self._active) >= self._max_concurrent:
-                if (suspended := answer_to_suspend(self._active, key_id)) is None:
+                if (suspended := select_suspension(self._active, key_id)) is None:
                     return
                 self._suspend(suspended)
             job = self._waiting.pop(key_id)
             self._active.append(job)
         if job.admitted is None:
             job.admitted = time.perf_counter()
-        self._prefills.append(_Prefill(job, self._engine.prefill_in_parts([*job.prompt, *job.written])))
+        self._prefills.append(_Prefill(job, self._engine.prefill_in_chunks([*job.prompt, *job.written])))
 
     def _suspend(self, job: Job[C]) -> None:
-        """Take an answer out of the batch, to be read again when its turn comes; the lock is held."""
+        """Remove an answer from the batch and queue it for another prefill; the caller holds the lock."""
         self._active.remove(job)
-        job.context, job.turn = None, 0
+        job.context, job.steps_since_prefill = None, 0
         self._waiting.push_first(job)
 
-    def _prefill_part(self) -> None:
-        """Read one part of a prompt; keys take turns."""
+    def _prefill_chunk(self) -> None:
+        """Run one chunk of one prefill; keys take turns."""
         if not self._prefills:
             return
         prefill = self._prefills.pop(0)
         started = time.perf_counter()
         try:
-            next(prefill.parts)
+            next(prefill.chunks)
         except StopIteration as end:
-            prefill.job.context, prefill.job.num_parts = end.value, prefill.num_parts + 1
-            self._observer.prefilled(prefill.seconds + time.perf_counter() - started)
+            prefill.job.context, prefill.job.num_chunks = end.value, prefill.num_chunks + 1
+            self._observer.count_prefill(prefill.seconds + time.perf_counter() - started)
         except Exception:
             logger.exception("a prompt could not be read", extra=prefill.job.log_fields)
             self._end(prefill.job, FinishReason.FAULT)
         else:
-            prefill.num_parts += 1
+            prefill.num_chunks += 1
             prefill.seconds += time.perf_counter() - started
             self._prefills.append(prefill)
 
     def _step(self, jobs: Sequence[Job[C]]) -> None:
         started = time.perf_counter()
         step = decode_step(self._engine, self._curator, jobs, self._public_fallback)
-        continuing = [(job, written.token) for job, written in step.tokens if self._hand_on(job, written)]
+        continuing = [(job, written.token) for job, written in step.tokens if self._deliver(job, written)]
         for job, ending in step.ended:
             self._end(job, ending)
         if continuing:
             self._extend(continuing)
         if step.commit_failed is not None:
             self._commit_failed = step.commit_failed
-        self._observer.stepped(time.perf_counter() - started, step)
+        self._observer.count_step(time.perf_counter() - started, step)
 
-    def _hand_on(self, job: Job[C], written: WrittenToken) -> bool:
-        """Give an answer its token; return whether it goes on."""
+    def _deliver(self, job: Job[C], written: WrittenToken) -> bool:
+        """Deliver a token to its answer; return True if the answer needs another."""
         job.written.append(written.token)
-        job.turn += 1
+        job.steps_since_prefill += 1
         is_stop = written.token in job.stop_tokens
         try:
             wants_more = job.sink.push(written, is_stop)
         except Exception as error:  # noqa: BLE001 - the kind alone is logged: the rest could quote the answer
-            _log_kind("a token could not be taken", job, error)
+            _log_kind("a token could not be delivered", job, error)
             self._end(job, FinishReason.FAULT)
             return False
         if is_stop or not wants_more:
@@ -308,11 +309,11 @@ class Batcher(Generic[C]):
                 self._end(job, FinishReason.FAULT)
 
 
-def _tell_end(job: Job[Any], ending: FinishReason) -> None:
+def _deliver_end(job: Job[Any], ending: FinishReason) -> None:
     try:
         job.sink.end(ending)
     except Exception as error:  # noqa: BLE001 - as above
-        _log_kind("an answer's end could not be told", job, error)
+        _log_kind("an answer's end could not be delivered", job, error)
 
 
 def _log_kind(what: str, job: Job[Any], error: Exception) -> None:

@@ -217,7 +217,7 @@ class Provenance(BaseModel):
 
 
 class KeyPrivacy(BaseModel):
-    """The asking key's spending over its life. No bound follows from it: noise counts on what others were told."""
+    """The asking key's spending over its life. No bound follows from it: noise is calibrated to all releases."""
 
     tokens_charged: int
     nats_charged: float

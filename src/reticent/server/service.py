@@ -39,7 +39,7 @@ class Service:
     """All parts of a running server; made by `assemble`.
 
     Attributes:
-        settings: what it was told.
+        settings: of the server.
         run_id: identity of the run that is served.
         started: seconds since 1970.
     """
@@ -82,7 +82,7 @@ def assemble(
     """Put a server's parts together.
 
     Args:
-        settings: what the server is told.
+        settings: of the server.
         run_id: identity of the run.
         started: seconds since 1970.
         engine: the public model and all worlds.

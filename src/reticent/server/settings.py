@@ -19,7 +19,7 @@ class OnExhausted(StrEnum):
     REFUSE = "refuse"
     """It ends; new requests get status 429."""
     PUBLIC = "public"
-    """The public model goes on alone, without the worlds and without charge, and what it writes is marked."""
+    """The public model continues alone, without the worlds and without charge, and its text is marked."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ class ServerSettings:
         model_name: what `/v1/models` lists and requests must name.
         decoding: decoder, charge for one token, release mechanism, number of candidates, and the temperature where a
             request names none.
-        on_exhausted: what happens once the budget is spent.
+        on_exhausted: continuation once the budget is spent.
         log_texts: whether prompts and answers are written to the log.
         limits: bounds on what clients may ask for.
-        num_drafts: most draft tokens of the public model for an answer in one step; see `decoding.speculative`.
+        num_drafts: most tokens that the public model drafts for an answer; see `decoding.speculative`.
         refuse_seeds: whether a request with a seed gets status 400.
         connections: bounds on connections, and what is logged of clients.
-        drain_seconds: how long answers in progress may take once the server has to stop.
+        drain_seconds: seconds for answers in progress once the server is told to stop.
     """
 
     model_name: str

@@ -67,7 +67,7 @@ def _cast_all(engine: VoteEngine[C], jobs: Sequence[Job[C]], step: Step[C]) -> l
             settings = job.settings
             coin_key = None if settings.decoder is Decoder.GREEDY else job.coins.key
             ballot = Ballot(
-                votes_M, settings.charging, job.request, job.step, coin_key, job.key_id, settings.release_mechanism
+                votes_M, settings.charging, job.answer_id, job.step, coin_key, job.key_id, settings.release_mechanism
             )
             cast.append((job, ballot))
     return cast

@@ -1,4 +1,4 @@
-"""From released tokens to text that may be shown: whole characters, and never a part of a stop string.
+"""Incremental text of an answer: whole characters only, and never a part of a stop string.
 
 Formal guarantee: the pieces of an answer join to the text of its tokens, cut before the stop string that is complete
 first; no piece holds a character of a stop string that is found, however tokens and pieces divide it.
@@ -10,12 +10,12 @@ from reticent.decoding.detokenise import TextStream
 
 
 class StopFilter:
-    """Passes text on until a stop string is complete, holding back any ending that could begin one.
+    """Emits text up to a stop string, and buffers any ending that could begin one.
 
     | case | what happens |
     |---|---|
     | two stop strings overlap | the one that ends first counts; of two that end together, the one that began first |
-    | the text ends in the beginning of a stop string | it is held back until it is certain, and shown by `finish` |
+    | the text ends in the beginning of a stop string | it is buffered until decided, and returned by `finish` |
 
     Args:
         stops: non-empty strings.
@@ -23,25 +23,25 @@ class StopFilter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
-        self._held = ""
-        self.stopped = False
+        self._buffer = ""
+        self.is_stopped = False
 
     def push(self, text: str) -> str:
-        """Add text; return what may be shown now."""
-        if self.stopped:
+        """Add text; return the part that can be shown."""
+        if self.is_stopped:
             return ""
-        text = self._held + text
+        text = self._buffer + text
         ends = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if ends:
-            self.stopped, self._held = True, ""
+            self.is_stopped, self._buffer = True, ""
             return text[: min(ends)[1]]
         kept = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - kept :]
+        self._buffer = text[len(text) - kept :]
         return text[: len(text) - kept]
 
     def finish(self) -> str:
-        """Return what was held back, as no more text can complete it."""
-        rest, self._held = self._held, ""
+        """Return the buffered text, as no more can complete a stop string."""
+        rest, self._buffer = self._buffer, ""
         return rest
 
 
@@ -52,7 +52,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class AnswerText:
-    """One answer's text as its tokens come.
+    """The text of one answer, token by token.
 
     Args:
         decode: tokens to text, without special tokens.
@@ -67,16 +67,16 @@ class AnswerText:
         self._filter = StopFilter(stops)
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """True if a stop string is complete."""
-        return self._filter.stopped
+        return self._filter.is_stopped
 
     def push(self, token: int) -> str:
-        """Add a token; return the text that may be shown now."""
+        """Add a token; return the text that can be shown."""
         return self._filter.push(self._stream.push(token))
 
     def finish(self) -> str:
         """Return the rest, which may still contain a stop string and is then cut before it."""
-        if self.stopped:
+        if self.is_stopped:
             return ""
         return self._filter.push(self._stream.finish()) + self._filter.finish()

@@ -1,7 +1,7 @@
-"""The tokeniser's own worker: prompts become tokens there, one after another, and keep nothing else waiting.
+"""One thread for tokenising prompts, so that long ones delay nothing else.
 
-What is guaranteed. Key checks and probes run on other threads. Of one API key a bounded number of prompts may wait, and
-keys take turns, so that one that sends many waits for its own.
+Contract. Key checks and probes run on other threads. The number of waiting prompts is bounded for each API key, and
+keys take turns, so that a key with many prompts delays only its own.
 """
 
 import asyncio
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from reticent.server.turns import FairQueue, QueueFullError
+from reticent.server.fair_queue import FairQueue, QueueFullError
 
 Tokens = list[int]
 
 
 @dataclass(eq=False)
-class _Order:
+class _PendingPrompt:
     """A prompt that waits to be tokenised."""
 
     key_id: str | None
@@ -33,22 +33,22 @@ class Tokenising:
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
-        self._waiting: FairQueue[_Order] = FairQueue()
+        self._waiting: FairQueue[_PendingPrompt] = FairQueue()
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="reticent-tokeniser")
 
     async def run(self, key_id: str | None, encode: Callable[[], Tokens]) -> Tokens:
-        """Run `encode` when its key's turn has come; returns or raises as it does.
+        """Run `encode` in fair order among keys; returns or raises as it does.
 
         Raises:
             QueueFullError: too many prompts of this key wait.
         """
-        order = _Order(key_id, encode, Future())
+        order = _PendingPrompt(key_id, encode, Future())
         with self._lock:
             if self._waiting.length_of(key_id) >= self._max_waiting:
                 raise QueueFullError
             self._waiting.push(order)
-        self._worker.submit(self._work_off_one)
+        self._worker.submit(self._encode_next)
         return await asyncio.wrap_future(order.outcome)
 
     @property
@@ -57,10 +57,10 @@ class Tokenising:
         return len(self._waiting)
 
     def close(self) -> None:
-        """Let the worker go once it is idle."""
+        """End the worker once it is idle."""
         self._worker.shutdown(wait=False)
 
-    def _work_off_one(self) -> None:
+    def _encode_next(self) -> None:
         with self._lock:
             order = self._waiting.pop(self._waiting.next_key({}))
         if not order.outcome.set_running_or_notify_cancel():

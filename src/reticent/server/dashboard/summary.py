@@ -104,8 +104,8 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
     curator, settings = service.curator, service.settings
     account, at_cap = curator.account, curator.account.at_cap
     tokens_left = account.tokens_left(settings.decoding.charging)
-    hours = _hours(service, now)
-    pace = _pace(hours, now)
+    hours = _count_by_hour(service, now)
+    per_hour = _tokens_per_hour(hours, now)
     return Summary(
         model=settings.model_name,
         version=__version__,
@@ -125,20 +125,20 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         half_at_cap=None if at_cap is None else at_cap.half_success,
         world_bound=curator.world_success,
         world_at_cap=None if at_cap is None else at_cap.world_success(curator.num_worlds),
-        tokens_per_hour=pace,
-        hours_left=tokens_left / pace if tokens_left is not None and pace else None,
+        tokens_per_hour=per_hour,
+        hours_left=tokens_left / per_hour if tokens_left is not None and per_hour else None,
         dissent_share=service.metrics.dissent.share,
         answers_active=service.batcher.num_active,
         answers_waiting=service.batcher.num_waiting,
         max_concurrent=settings.limits.max_concurrent,
-        durations=_durations(service.metrics.times),
+        durations=_summarise_durations(service.metrics.times),
         refusals=[Refusals(reason=reason, count=count) for reason, count in service.metrics.refusals.items()],
         hours=hours,
-        keys=_keys(service, now),
+        keys=_summarise_keys(service, now),
     )
 
 
-def _durations(times: AnswerTimes) -> list[Duration]:
+def _summarise_durations(times: AnswerTimes) -> list[Duration]:
     kinds = {"start (time in the queue)": times.queue, "first token": times.first_token, "end": times.whole}
     return [
         Duration(name=name, median=timing.quantile(0.5), ninety_fifth=timing.quantile(0.95))
@@ -146,7 +146,7 @@ def _durations(times: AnswerTimes) -> list[Duration]:
     ]
 
 
-def _hours(service: Service, now: int) -> list[Hour]:
+def _count_by_hour(service: Service, now: int) -> list[Hour]:
     """The last 48 hours, empty ones included."""
     first = (now // _SECONDS_AN_HOUR - HOURS_SHOWN + 1) * _SECONDS_AN_HOUR
     released = dict(service.usage.tokens_by_hour(first))
@@ -154,7 +154,7 @@ def _hours(service: Service, now: int) -> list[Hour]:
     return [Hour(start=start, tokens=released.get(start, 0)) for start in starts]
 
 
-def _pace(hours: list[Hour], now: int) -> float:
+def _tokens_per_hour(hours: list[Hour], now: int) -> float:
     """Tokens an hour over the last day, or over the time since the first token if that is shorter."""
     recent = hours[-_HOURS_AVERAGED:]
     first = next((hour.start for hour in recent if hour.tokens), now)
@@ -162,7 +162,7 @@ def _pace(hours: list[Hour], now: int) -> float:
     return sum(hour.tokens for hour in recent) / elapsed
 
 
-def _keys(service: Service, now: int) -> list[KeyUse]:
+def _summarise_keys(service: Service, now: int) -> list[KeyUse]:
     used = service.meters.used()
     return [
         KeyUse(

@@ -1,7 +1,7 @@
-"""Turns of API keys: they share places in the batch, the reading of prompts, and everything else they queue for.
+"""Fair sharing among API keys: of places in the batch, of prefill, and of every other queue.
 
-A turn is a function of the keys that ask, of what they have in the batch and of steps counted. No keys at all count as
-one.
+Each decision is a function of the keys, of the requests in progress and of step counts. Requests without a key count as
+one key.
 """
 
 from collections import Counter, deque
@@ -11,9 +11,9 @@ from typing import Final, Generic, Protocol, TypeVar
 from reticent.decoding.engines import C
 from reticent.server.jobs import Job
 
-STEPS_PER_PART: Final = 8
-"""Steps that an answer may keep its place for each part in which it was read, so that reading again stays a small
-share of the work."""
+STEPS_PER_CHUNK: Final = 8
+"""Steps for which an answer keeps its place, per chunk of its prefill, so that repeated prefill stays a small share of
+the work."""
 
 
 class Keyed(Protocol):
@@ -29,14 +29,14 @@ T = TypeVar("T", bound=Keyed)
 
 
 class QueueFullError(Exception):
-    """More of one key wait than may."""
+    """The line of a key is full."""
 
 
 class FairQueue(Generic[T]):
-    """A queue with one line for each API key.
+    """A queue with one first-in-first-out line for each API key.
 
-    The next is of the key with the fewest places already; among such keys, of the one that was served longest ago. A
-    key that asks for much waits for its own, not others for it.
+    The next item belongs to the key with the fewest places, and among several such keys to the one served longest ago.
+    A key with many items delays only its own.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class FairQueue(Generic[T]):
         return self._length
 
     def length_of(self, key_id: str | None) -> int:
-        """Count what waits for one key."""
+        """The number of items of one key."""
         return len(self._lines.get(key_id, ()))
 
     def push(self, item: T) -> None:
@@ -63,25 +63,25 @@ class FairQueue(Generic[T]):
         self._length += 1
 
     def next_key(self, places: Mapping[str | None, int], excluded: Collection[str | None] = ()) -> str | None:
-        """The key whose turn it is, given how many places each key has; some keys may have to sit out.
+        """Select the key to serve next.
 
         Raises:
-            IndexError: nobody waits, or only those who sit out.
+            IndexError: nothing waits, or only items of excluded keys.
         """
         waiting = [key for key, line in self._lines.items() if line and key not in excluded]
         if not waiting:
-            raise IndexError("nobody waits")
+            raise IndexError("nothing waits")
         return min(waiting, key=lambda key: (places.get(key, 0), self._last_served.get(key, 0)))
 
     def pop(self, key_id: str | None) -> T:
-        """Take the first of a key's line."""
+        """Remove and return the first item of a key."""
         self._num_served += 1
         self._last_served[key_id] = self._num_served
         self._length -= 1
         return self._lines[key_id].popleft()
 
     def remove(self, item: T) -> bool:
-        """Take an item out of its line; return whether it was there."""
+        """Remove an item; return True if it was queued."""
         line = self._lines.get(item.key_id)
         if line is None or item not in line:
             return False
@@ -90,23 +90,23 @@ class FairQueue(Generic[T]):
         return True
 
     def drain(self) -> list[T]:
-        """Take out everything."""
+        """Remove and return all items."""
         items = [item for line in self._lines.values() for item in line]
         self._lines.clear()
         self._length = 0
         return items
 
 
-def answer_to_suspend(active: Sequence[Job[C]], key_id: str | None) -> Job[C] | None:
-    """The answer that makes place for one of the key that is due, where the batch is full; None if none need.
+def select_suspension(active: Sequence[Job[C]], key_id: str | None) -> Job[C] | None:
+    """Select the answer to suspend in a full batch, for the key to be served next; None if no answer has to make room.
 
-    It is one of the key that has the most places, if that is two more than the key that is due has: then sharing moves
-    towards equal parts. A key that has no place at all, because there are more keys than places, also gets that of an
-    answer whose turn is over. Of several, the answer that has kept its place for the most steps.
+    It belongs to the key with the most places, if that key has at least two more than the waiting key; suspension then
+    brings the shares closer together. A waiting key without any place, because there are more keys than places, also
+    replaces an answer that has had its full number of steps. Among several, the one with the most steps since prefill.
     """
     places = Counter(job.key_id for job in active)
     most, held = max(places.values()), places[key_id]
     movable = [job for job in active if places[job.key_id] == most and job.context is not None]
     if most - held < 2:
-        movable = [job for job in movable if held == 0 and job.turn >= STEPS_PER_PART * job.num_parts]
-    return max(movable, key=lambda job: job.turn, default=None)
+        movable = [job for job in movable if held == 0 and job.steps_since_prefill >= STEPS_PER_CHUNK * job.num_chunks]
+    return max(movable, key=lambda job: job.steps_since_prefill, default=None)
