@@ -226,12 +226,13 @@ def serve(deployment):
 def halt_engine(monkeypatch):
     """A function that makes a server wait after some tokens of an answer until the event that it returns is set.
 
-    No token ends an answer there, so that the answer is as long as its request allows.
+    No token ends an answer there, so that the answer is as long as its request allows. Several tokens are needed for
+    text to come: the first ones may be parts of one character.
     """
 
-    def halt(server: Live, tokens: int = 3) -> threading.Event:
-        ensemble, go_on, steps = server.service.batcher._engine, threading.Event(), []
-        extend = ensemble.extend
+    def halt(server: Live, tokens: int = 20) -> threading.Event:
+        engine, go_on, steps = server.service.batcher._engine, threading.Event(), []
+        extend = engine.extend
 
         def extend_later(*arguments, **options):
             steps.append(1)
@@ -239,7 +240,7 @@ def halt_engine(monkeypatch):
                 assert go_on.wait(60), "nobody let the engine go on"
             return extend(*arguments, **options)
 
-        monkeypatch.setattr(ensemble, "extend", extend_later)
+        monkeypatch.setattr(engine, "extend", extend_later)
         monkeypatch.setattr(server.service.prompts, "stop_tokens", frozenset())
         return go_on
 

@@ -63,15 +63,15 @@ def test_a_step_releases_by_the_law_the_job_is_set_to(law):
     """Dissenting votes, drawn from one seed: the step's token and posterior are those of the curator asked alone."""
     job = make_job()
     job.settings = replace(SETTINGS, release_mechanism=law)
-    ensemble, count_step, alone = Arithmetic(), make_curator(secret=1), make_curator(secret=1)
+    ensemble, stepped, alone = Arithmetic(), make_curator(secret=1), make_curator(secret=1)
     ensemble.world_logits = lambda context, ids: 5 * np.cos(ids * (context.length + 2.0 * np.arange(WORLDS)[:, None]))
     job.context = ensemble.open(job.prompt)
     for _ in range(5):
-        [(_, written)] = decode_step(ensemble, count_step, [job], public_fallback=False).tokens
+        [(_, written)] = decode_step(ensemble, stepped, [job], public_fallback=False).tokens
         votes = cast_votes(ensemble, job.context, job.settings, job.coins, job.step)
         released = alone.release(votes, Charging(NATS), request="r", step=job.step, release_mechanism=law)
         assert (written.token, written.charge_units) == (released.token, released.charge_units)
-        np.testing.assert_array_equal(count_step.state.log_posterior, alone.state.log_posterior)
+        np.testing.assert_array_equal(stepped.state.log_posterior, alone.state.log_posterior)
         ensemble.extend([job.context], [written.token])
     assert stepped.state.dissenting_steps > 0
     assert job.sink.charged_units == stepped.account.spent_units == 5 * charge_units(NATS)

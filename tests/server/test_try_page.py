@@ -162,7 +162,7 @@ def test_key_is_kept_in_the_page_alone_and_no_one_else_is_asked(live, chromium):
 @pytest.mark.parametrize("by_keyboard", [False, True])
 def test_stop_ends_the_answer_and_shows_its_cost(live, chromium, halt_engine, by_keyboard):
     server = live()
-    go_on = halt_engine(server, tokens=12)
+    go_on = halt_engine(server)
     open_page(chromium, server)
     ask(chromium, tokens=60)
     chromium.wait_for(f"{element('answer')}.textContent !== '' && document.activeElement.id === 'stop'")
@@ -256,7 +256,7 @@ def test_keys_that_are_wrong_lack_the_scope_or_end(live, chromium, halt_engine):
         assert not is_shown(chromium, "page")
     enter_key(chromium, ward)
     chromium.wait_for(f"!{element('page')}.hidden")
-    go_on = halt_engine(server, tokens=12)
+    go_on = halt_engine(server)
     ask(chromium, tokens=60)
     chromium.wait_for(f"{element('answer')}.textContent !== ''")
     server.keys.revoke(ward.split("-")[1])
@@ -270,7 +270,7 @@ def test_keys_that_are_wrong_lack_the_scope_or_end(live, chromium, halt_engine):
 
 def test_stopping_server_says_so_before_and_in_an_answer(live, chromium, halt_engine):
     server = live()
-    go_on = halt_engine(server, tokens=12)
+    go_on = halt_engine(server)
     open_page(chromium, server)
     ask(chromium, tokens=60)
     chromium.wait_for(f"{element('answer')}.textContent !== ''")
