@@ -86,9 +86,9 @@ class VoteEngine(Protocol[C]):
         ...
 
     def prefill_in_chunks(self, prompt: Sequence[int]) -> Generator[None, None, C]:
-        """`open`, yielding between parts of the work; the context is what the generator returns.
+        """`open`, yielding between chunks; the generator returns the context.
 
-        The number of parts is a function of the prompt's length alone.
+        The number of chunks is a function of the prompt's length alone.
         """
         ...
 

@@ -73,7 +73,7 @@ async def page() -> Response:
 
 @router.get("/data", response_model=TryPage, responses=_KEY_REFUSALS)
 async def data(request: Request, key: Generating) -> TryPage:
-    """Serve what the page shows beside the text."""
+    """Serve the figures and words beside the text."""
     service: Service = request.app.state.service
     check: ReadinessCheck = request.app.state.readiness
     return _describe(service, key, (await check.run()).reason)
