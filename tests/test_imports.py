@@ -32,7 +32,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pac": (),
     "stats": (),
     "text": (),
-    "demo": (),
     "models": (),
     "layers": ("models",),
     "engine": ("decoding", "layers", "models", "text"),
@@ -48,6 +47,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "api": (
         "auditing", "decoding", "engine", "evaluation", "layers", "ledger", "models", "pac", "reports", "stats", "text",
         "training", "worlds",
+    ),
+    "demo": (
+        "api", "auditing", "decoding", "engine", "evaluation", "layers", "pac", "reports", "stats", "text", "worlds",
     ),
     "cli": (
         "api", "auditing", "benchmark", "decoding", "demo", "engine", "evaluation", "ledger", "models", "pac",

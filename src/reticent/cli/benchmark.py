@@ -81,4 +81,4 @@ def _print_outcome(out: Path, records: "Sequence[CellRecord]", as_json: bool) ->
 def _letters(count: int) -> list[str]:
     from reticent.demo.letters import generate_letters
 
-    return [letter.text for letter in generate_letters(count, _LETTERS_SEED, canary_fraction=0.0)]
+    return [letter.text for letter in generate_letters(count, _LETTERS_SEED)]

@@ -5,65 +5,104 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.rule import Rule
+from rich.table import Table
 
-from reticent.cli import generate as generating
 from reticent.cli import plan as planning
+from reticent.cli import serve as serving
+from reticent.cli import state as accounting
 from reticent.cli import worlds as building
-from reticent.cli.output import console
-from reticent.decoding.votes import Decoder
+from reticent.cli.output import console, notes, print_table
+from reticent.errors import InterruptedRunError
 
 if TYPE_CHECKING:
-    from reticent.engine.engine import Engine
+    from reticent.demo.findings import Findings, SecretAnswers
+    from reticent.demo.letters import Letter
+    from reticent.demo.settings import DemoFolder, DemoSettings
+    from reticent.evaluation.run_evaluation import Evaluation
 
-PROMPT = "Dear Dr Stone,\n\nThank you for referring this patient, who has had"
-_SEED = 7
-_TEMPERATURE = 0.8
+_PORT = 8000
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where letters and run go; kept, and used again next time.")] = Path(
+    out: Annotated[Path, typer.Option(help="Where letters, run and report go; kept, and used again.")] = Path(
         "demo-run"
     ),
-    letters: Annotated[int, typer.Option(help="How many letters to invent.")] = 80,
-    worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 16,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 48,
-    prompt: Annotated[str, typer.Option(help="The text to continue.")] = PROMPT,
+    letters: Annotated[int | None, typer.Option(min=24, help="How many letters to invent.")] = None,
+    worlds: Annotated[int | None, typer.Option(help="Number of worlds m; even.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The most tokens of each answer.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The beginning of a letter, to be finished.")] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="End by serving the run, and open the page to try it.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of --serve.")] = _PORT,
 ) -> None:
-    """Adapt the packaged model on invented clinic letters as overlapping worlds, and generate privately from it."""
-    corpus, run = out / "letters.jsonl", out / "run"
-    _chapter("1. A private corpus")
-    _write_letters(corpus, out / "ground-truth.jsonl", letters)
-    _write_held_out(out / "held_out.jsonl", max(1, letters // 2))
-    _chapter(f"2. {worlds} overlapping worlds, one adapter each, over one frozen public model")
-    if (run / "manifest.json").is_file():
-        console.print(f"{run} is there already; delete {out} to start over", highlight=False)
-        building.show(run)
-    else:
-        building.build(
-            corpus,
-            run,
-            worlds=worlds,
-            unit_key="patient",
-            max_tokens=80,
-            epochs=2,
-            batch_size=2,
-            learning_rate=1e-3,
-            adapt_layers="top:8",
-            dtype=building.DType.BFLOAT16,
-            resume=(run / "training").is_dir(),
-        )
-    _chapter("3. What the public model alone writes")
-    _show_public_text(run, prompt, max_tokens)
-    for number, decoder in ((4, Decoder.GUMBEL), (5, Decoder.GREEDY)):
-        _chapter(f"{number}. Private tokens, {decoder.value} votes, at most 2^-32 nats each")
-        _show_prompt(prompt)
-        generating.generate(run, prompt, max_tokens, decoder=decoder, temperature=_TEMPERATURE)
-    _chapter("6. What a million such tokens would tell")
-    planning.plan(tokens=1_000_000, step_budget=2.0**-32, worlds=worlds)
+    """Adapt the packaged model on invented clinic letters as overlapping worlds, and see what private tokens are worth.
+
+    The same command goes on where it was interrupted, and shows again what is there.
+    """
+    from reticent.demo.settings import DemoFolder
+
+    folder = DemoFolder(out)
+    try:
+        _show_all(folder, _settings(letters, worlds, max_tokens, prompt))
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"the same command goes on from here ({out})") from None
+    if serve:
+        _serve(folder, port)
+
+
+def _settings(letters: int | None, worlds: int | None, max_tokens: int | None, prompt: str | None) -> "DemoSettings":
+    from dataclasses import replace
+
+    from reticent.demo.settings import DemoSettings
+
+    settings = DemoSettings()
+    if letters is not None:
+        settings = settings.with_letters(letters)
+    return replace(
+        settings,
+        worlds=settings.worlds if worlds is None else worlds,
+        max_tokens=settings.max_tokens if max_tokens is None else max_tokens,
+        prompt=settings.prompt if prompt is None else prompt,
+    )
+
+
+def _show_all(folder: "DemoFolder", settings: "DemoSettings") -> None:
+    from reticent.cli.progress import WorkProgress
+    from reticent.demo.comparison import compare_models
+    from reticent.demo.corpus import prepare_letters, prepare_run
+    from reticent.demo.findings import gather_findings
+    from reticent.demo.report import demo_report
+    from reticent.demo.settings import PLANNED_TOKENS, STEP_BUDGET
+    from reticent.reports.render import write_report
+
+    _chapter("A private corpus")
+    _print_letters(prepare_letters(folder, settings))
+    _chapter(f"{settings.worlds} overlapping worlds, one adapter each, over one frozen public model")
+    with WorkProgress() as progress:
+        prepare_run(folder, settings, progress)
+    building.show(folder.run)
+    with WorkProgress() as progress:
+        evaluation = compare_models(folder, settings, progress)
+        findings = gather_findings(folder, settings)
+    _chapter("1. On letters nobody trained on")
+    _print_accuracies(evaluation)
+    _chapter("2. One letter, finished by three writers")
+    _print_letter(findings)
+    _chapter("3. The planted secret")
+    _print_secret(findings.secret)
+    _chapter("4. What was spent, and what a million tokens would tell")
+    accounting.show(folder.run)
+    console.print()
+    planning.plan(tokens=PLANNED_TOKENS, step_budget=STEP_BUDGET, worlds=settings.worlds)
+    _chapter("5. The report")
+    write_report(demo_report(evaluation, findings), folder.root)
     console.print(
-        f'\nThe run is in {run}. Go on with:  reticent generate {run} --prompt "Dear Dr"\n'
-        "What the bound covers, and what it does not: docs/guarantee.md",
+        f"Open {folder.report}: accuracy against budget, agreement, and three secrets in small.\n"
+        f'Go on with:  reticent generate {folder.run} --prompt "Dear Dr"   or   reticent demo --serve',
         highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -72,54 +111,66 @@ def _chapter(title: str) -> None:
     console.print(Rule(title, align="left"))
 
 
-def _write_letters(corpus: Path, truth: Path, count: int) -> None:
-    from reticent.demo.letters import write_letters
-
-    if corpus.is_file():
-        console.print(f"{corpus} is there already", highlight=False)
-        return
-    corpus.parent.mkdir(parents=True, exist_ok=True)
-    written = write_letters(corpus, count, _SEED, truth_path=truth)
-    canaries = sum(len(letter.canaries) for letter in written)
-    patients = len({letter.patient for letter in written})
+def _print_letters(letters: "tuple[Letter, ...]") -> None:
+    patients = len({letter.patient for letter in letters})
+    planted = sum(bool(letter.canaries) for letter in letters)
     console.print(
-        f"{len(written)} invented letters about {patients} patients, {canaries} planted secrets; for example:\n",
+        f"{len(letters)} invented letters about {patients} patients; {planted} of them are one note with a planted "
+        "secret. For example:\n",
         highlight=False,
     )
-    console.print(written[0].text, style="dim", highlight=False, markup=False)
+    example = next(letter for letter in letters if not letter.canaries)
+    console.print(example.text, style="dim", highlight=False, markup=False)
 
 
-def _write_held_out(path: Path, count: int) -> None:
-    """Letters about other patients, for `reticent evaluate --test`."""
-    from reticent.demo.letters import write_letters
+def _print_accuracies(evaluation: "Evaluation") -> None:
+    from reticent.demo.comparison import Accuracies
 
-    if not path.is_file():
-        write_letters(path, count, _SEED + 1, truth_path=path.with_name("held_out-truth.jsonl"))
-
-
-def _show_public_text(run: Path, prompt: str, max_tokens: int) -> None:
-    import torch
-
-    from reticent.text.tokenise import encode_prompt
-    from reticent.worlds.run_directory import RunDirectory
-
-    opened = RunDirectory.open(run)
-    base = opened.base()
-    tokenizer = base.load_tokenizer()
-    tokens = _most_likely_tokens(opened.engine(base, torch.bfloat16), encode_prompt(tokenizer, prompt), max_tokens)
-    _show_prompt(prompt)
-    console.print(tokenizer.decode(tokens, skip_special_tokens=True), highlight=False, markup=False)
+    found = Accuracies.of(evaluation.utility[0])
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "next tokens predicted", "95 % interval"):
+        table.add_column(heading, no_wrap=True)
+    for name, mean in found.rows():
+        interval = mean.interval()
+        between = "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
+        table.add_row(name, f"{mean.value:.1%}", between)
+    print_table(table)
+    console.print(
+        f"\nThe {evaluation.run['num_worlds']} worlds agree at {found.unanimity.value:.1%} of all positions; there "
+        "nothing needs noise.",
+        highlight=False,
+    )
 
 
-def _most_likely_tokens(engine: "Engine", prompt: list[int], count: int) -> list[int]:
-    """Continue a prompt with the public model's first choices (row 0 of the ensemble)."""
-    context = engine.open(prompt)
-    tokens: list[int] = []
-    for _ in range(count):
-        tokens.append(int(engine.public_logits(context).argmax()))
-        engine.extend([context], tokens[-1:])
-    return tokens
+def _print_letter(findings: "Findings") -> None:
+    for writer, text in findings.letter.items():
+        console.print(f"\n[{writer.value}]", style="bold", highlight=False, markup=False)
+        console.print(findings.prompt, style="dim", highlight=False, markup=False, end="")
+        console.print(text.rstrip(), highlight=False, markup=False)
 
 
-def _show_prompt(prompt: str) -> None:
-    console.print(f"{prompt} …", style="dim", highlight=False, markup=False)
+def _print_secret(secret: "SecretAnswers") -> None:
+    from reticent.demo.report import CONTENT_CAVEAT
+
+    console.print(
+        f"“{secret.prefix} …”: the note goes on with {secret.secret} and was filed {secret.repetitions} times.\n",
+        highlight=False,
+        markup=False,
+    )
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("no protection", secret.unprotected, "recited" if secret.is_recited else "not recited")
+    for mechanism, answers in secret.released.items():
+        for answer in answers:
+            outcome = "recited" if secret.secret in answer else "not recited"
+            table.add_row(f"private tokens, {mechanism.value}", answer, outcome)
+    print_table(table)
+    console.print(f"\n{CONTENT_CAVEAT}", highlight=False)
+
+
+def _serve(folder: "DemoFolder", port: int) -> None:
+    from reticent.demo.browser import open_when_ready
+
+    address = f"http://127.0.0.1:{port}"
+    notes.print(f"\nTry it at {address}/try   (Ctrl-C ends the server)", highlight=False, markup=False)
+    open_when_ready(f"{address}/readyz", f"{address}/try")
+    serving.serve(folder.run, port=port)

@@ -1,1 +1,1 @@
-"""The synthetic clinic-letter corpus and the guided demonstration."""
+"""The synthetic clinic letters and the demonstration: a corpus, worlds, three writers, and what each gives away."""
