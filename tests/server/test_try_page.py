@@ -387,8 +387,9 @@ def test_screen_reader_finds_names_headings_and_live_regions(live, chromium):
     assert chromium.evaluate("document.documentElement.lang") == "en"
 
 
-def test_page_fits_a_phone_and_follows_dark_mode(live, chromium):
+def test_page_fits_a_phone_and_follows_dark_mode(live, chromium, halt_engine):
     server = live(total_budget=500 * NATS)
+    halt_engine(server).set()
     key = server.key("ward 3", total_tokens=1000)
     ARTIFACTS.mkdir(exist_ok=True)
     papers = {}
@@ -397,7 +398,8 @@ def test_page_fits_a_phone_and_follows_dark_mode(live, chromium):
         ("-dark", 1100, 900, True), ("-phone-dark", 360, 740, True),
     ):  # fmt: skip
         open_page(chromium, server, key, width, height, dark)
-        write(chromium, prompt="a" * 60)
+        write(chromium, prompt="a" * 45)
+        assert text_of(chromium, "answer") != ""
         assert chromium.evaluate("document.documentElement.scrollWidth") <= width
         (ARTIFACTS / f"try{name}.png").write_bytes(chromium.screenshot())
         papers[name] = chromium.evaluate("getComputedStyle(document.body).backgroundColor")
