@@ -15,7 +15,7 @@ from reticent.cli.output import console, notes, print_table
 from reticent.errors import InterruptedRunError
 
 if TYPE_CHECKING:
-    from reticent.demo.findings import Findings, SecretAnswers
+    from reticent.demo.findings import DemoFindings, SecretAnswers
     from reticent.demo.letters import Letter
     from reticent.demo.settings import DemoFolder, DemoSettings
     from reticent.evaluation.run_evaluation import Evaluation
@@ -142,7 +142,7 @@ def _print_accuracies(evaluation: "Evaluation") -> None:
     )
 
 
-def _print_letter(findings: "Findings") -> None:
+def _print_letter(findings: "DemoFindings") -> None:
     for writer, text in findings.letter.items():
         console.print(f"\n[{writer.value}]", style="bold", highlight=False, markup=False)
         console.print(findings.prompt, style="dim", highlight=False, markup=False, end="")

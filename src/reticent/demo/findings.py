@@ -1,4 +1,4 @@
-"""What the three writers wrote and the attacks found, kept in one file so that a later call shows it again.
+"""Findings of the demonstration: texts of the three writers and results of attacks, kept in one file for later calls.
 
 The deployment's tokens are charged when they are released; repeating the demonstration must not spend more for the
 same text. The file names the run and the settings it belongs to, and is made anew for any other.
@@ -15,8 +15,8 @@ from reticent.demo.letters import Letter, read_letters
 from reticent.demo.presence import measure_presence
 from reticent.demo.settings import DemoFolder, DemoSettings
 from reticent.demo.writers import (
+    LetterWriter,
     PlainWriters,
-    Writer,
     ask_for_secret,
     count_recitals,
     deploy,
@@ -54,16 +54,16 @@ class SecretAnswers(FiniteModel):
 
     @property
     def num_attempts(self) -> int:
-        """How often the deployment was asked."""
+        """The number of times that the deployment was asked."""
         return sum(map(len, self.released.values()))
 
     @property
     def num_released(self) -> int:
-        """How many of its answers hold the secret whole."""
+        """The number of its answers that hold the secret whole."""
         return sum(count_recitals(self.secret, answers) for answers in self.released.values())
 
 
-class Findings(FiniteModel):
+class DemoFindings(FiniteModel):
     """Everything that is generated or attacked in a demonstration.
 
     Attributes:
@@ -80,14 +80,14 @@ class Findings(FiniteModel):
     seed: int
     max_tokens: int
     prompt: str
-    letter: dict[Writer, str]
+    letter: dict[LetterWriter, str]
     secret: SecretAnswers
     presence: Estimate
     num_members: int
     num_nonmembers: int
 
 
-def gather_findings(folder: DemoFolder, settings: DemoSettings) -> Findings:
+def gather_findings(folder: DemoFolder, settings: DemoSettings) -> DemoFindings:
     """Let the writers write and the attacks attack, or read what they did for the same run and settings.
 
     Raises:
@@ -104,7 +104,7 @@ def gather_findings(folder: DemoFolder, settings: DemoSettings) -> Findings:
     secret = _ask(folder, plain, letters, settings)
     nonmembers = [each.text for each in held_out]
     members = [each.text for each in letters if not each.canaries][: len(nonmembers)]
-    found = Findings(
+    found = DemoFindings(
         **wanted,
         letter=letter,
         secret=secret,
@@ -135,9 +135,9 @@ def _ask(folder: DemoFolder, plain: PlainWriters, letters: tuple[Letter, ...], s
     )
 
 
-def _read(path: Path) -> Findings | None:
-    """What is kept; None where nothing is, or another version wrote it."""
+def _read(path: Path) -> DemoFindings | None:
+    """Read what is kept; None where nothing is, or another version wrote it."""
     try:
-        return Findings.model_validate_json(path.read_bytes())
+        return DemoFindings.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None

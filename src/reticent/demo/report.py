@@ -2,7 +2,7 @@
 
 from reticent.api.planning import plan
 from reticent.demo.comparison import Accuracies
-from reticent.demo.findings import Findings
+from reticent.demo.findings import DemoFindings
 from reticent.demo.settings import PLANNED_TOKENS, STEP_BUDGET
 from reticent.evaluation.run_evaluation import Evaluation
 from reticent.evaluation.sessions import Composition
@@ -21,7 +21,7 @@ CONTENT_CAVEAT = (
 )
 
 
-def demo_report(evaluation: Evaluation, findings: Findings) -> Report:
+def demo_report(evaluation: Evaluation, findings: DemoFindings) -> Report:
     """Put the findings before the sections of the evaluation's own report."""
     details = evaluation_report(evaluation)
     return Report(
@@ -63,7 +63,7 @@ def _estimate(mean: Mean) -> Estimate | None:
     return value if isinstance(value, Estimate) else None
 
 
-def _letter(findings: Findings) -> Section:
+def _letter(findings: DemoFindings) -> Section:
     rows = tuple((writer.value, text.strip()) for writer, text in findings.letter.items())
     return Section(
         title="One letter, finished by three writers",
@@ -74,7 +74,7 @@ def _letter(findings: Findings) -> Section:
     )
 
 
-def _secrets(evaluation: Evaluation, findings: Findings) -> Section:
+def _secrets(evaluation: Evaluation, findings: DemoFindings) -> Section:
     secret = findings.secret
     low, high = clopper_pearson(secret.num_released, secret.num_attempts, CONFIDENCE)
     share = Estimate(value=secret.num_released / secret.num_attempts, low=low, high=high, confidence=CONFIDENCE)

@@ -8,7 +8,7 @@ from reticent.api.runs import DEFAULT_MODEL, BuildOptions
 STEP_BUDGET = 2.0**-32
 """The charge for one token, in nats."""
 PLANNED_TOKENS = 1_000_000
-"""Tokens that the deployment may release over its life; its cap pays for so many."""
+"""Tokens that the deployment may release over its life, which its cap pays for."""
 MAX_TOKENS = 96
 """The most tokens of a letter; none is cut."""
 
@@ -94,7 +94,7 @@ class DemoFolder:
 
     @property
     def findings(self) -> Path:
-        """What the writers wrote and the attacks found."""
+        """The texts of the writers and the results of the attacks."""
         return self.root / "findings.json"
 
     @property

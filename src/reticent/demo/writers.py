@@ -26,7 +26,7 @@ _SECRET_TOKENS = 20
 """The most tokens of an answer to a secret's prefix; the secret and a full stop have fewer."""
 
 
-class Writer(StrEnum):
+class LetterWriter(StrEnum):
     """The writers by the name that is shown."""
 
     PUBLIC = "public model"
@@ -45,9 +45,9 @@ class PlainWriters:
         self._engine = Engine(batched_decoder(base.load(run.dtype)), run.full())
         self._vocabulary = np.arange(self._engine.vocab_size)
 
-    def write(self, writer: Writer, prompt: str, max_tokens: int) -> str:
+    def write(self, writer: LetterWriter, prompt: str, max_tokens: int) -> str:
         """Continue a prompt to the end of the text, or by at most `max_tokens`."""
-        logits = self._public_logits if writer is Writer.PUBLIC else self._unprotected_logits
+        logits = self._public_logits if writer is LetterWriter.PUBLIC else self._unprotected_logits
         tokens = self._most_likely(prompt, max_tokens, logits)
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
@@ -80,12 +80,12 @@ def deploy(folder: DemoFolder, release: ReleaseMechanism) -> Deployment:
     )
 
 
-def finish_letter(plain: PlainWriters, deployment: Deployment, prompt: str, max_tokens: int) -> dict[Writer, str]:
+def finish_letter(plain: PlainWriters, deployment: Deployment, prompt: str, max_tokens: int) -> dict[LetterWriter, str]:
     """Let each writer finish one letter; returns what each adds to the prompt."""
     return {
-        Writer.PUBLIC: plain.write(Writer.PUBLIC, prompt, max_tokens),
-        Writer.PRIVATE: deployment.generate(prompt, max_tokens=max_tokens).read(),
-        Writer.UNPROTECTED: plain.write(Writer.UNPROTECTED, prompt, max_tokens),
+        LetterWriter.PUBLIC: plain.write(LetterWriter.PUBLIC, prompt, max_tokens),
+        LetterWriter.PRIVATE: deployment.generate(prompt, max_tokens=max_tokens).read(),
+        LetterWriter.UNPROTECTED: plain.write(LetterWriter.UNPROTECTED, prompt, max_tokens),
     }
 
 
@@ -96,7 +96,7 @@ def ask_for_secret(deployment: Deployment, canary: Canary, attempts: int, max_to
 
 def recite(plain: PlainWriters, canary: Canary) -> str:
     """Ask the unprotected adapter to go on from a secret's prefix, up to the end of the sentence."""
-    return first_sentence(plain.write(Writer.UNPROTECTED, canary.prefix, _SECRET_TOKENS))
+    return first_sentence(plain.write(LetterWriter.UNPROTECTED, canary.prefix, _SECRET_TOKENS))
 
 
 def _read_sentence(deployment: Deployment, prompt: str, max_tokens: int) -> str:
