@@ -50,8 +50,7 @@ def _accuracy(evaluation: Evaluation) -> Section:
         return Section(title="What private text is worth", blocks=(table,))
     chart = IntervalChart(
         title="Next-token accuracy",
-        description="One line a model with its interval; private tokens stand between the public model and the "
-        "adapter without protection.",
+        description="One line a model: the share of next tokens it predicts, with its interval.",
         x_label="share of next tokens predicted",
         rows=estimates,
     )
