@@ -28,13 +28,14 @@ from experiments.pac.operating_point import OperatingPoint, read_operating_point
 from experiments.pac.results import Findings, ResultHeader, write_file, write_findings
 from experiments.pac.settings import SETTINGS, TINY, Domain, Settings, Size
 from experiments.pac.sources import makers
+from experiments.pac.surface_form import wikitext_form
 from reticent._files import json_lines, sha256_of_file
 from reticent.benchmark.data import prepare_data
 from reticent.benchmark.records import settings_hash
 from reticent.benchmark.tiny_models import tiny_model
 from reticent.cli.progress import WorkProgress
 from reticent.engine.teacher_forced import TeacherForcing
-from reticent.errors import ReticentError
+from reticent.errors import InvalidValueError, ReticentError
 from reticent.evaluation.vote_casting import CastingRequest, VoteSettings, cast_vote_tensor
 from reticent.evaluation.vote_tensor import VoteTensor
 from reticent.layers.forward import BatchedDecoder, batched_decoder
@@ -138,13 +139,19 @@ class Experiment:
 
     @cached_property
     def texts(self) -> DomainTexts:
-        """All texts, drawn once."""
+        """All texts, drawn once; those in another surface form are the same texts."""
         counts = self.settings.counts
+        if self.domain not in self.settings.sources:
+            known = ", ".join(domain.value for domain in self.settings.sources)
+            raise InvalidValueError(
+                f"the size {self.settings.size.value} has the domains {known}, not {self.domain.value}"
+            )
         sizes = (counts.corpus, counts.validation, counts.test, counts.spare)
         prepared = prepare_data(
             self.settings.sources[self.domain], sum(sizes), self.folder / "texts", self.data, makers(self.data)
         )
-        drawn = iter([record.text for record in read_corpus(prepared.corpus).records])
+        texts = [record.text for record in read_corpus(prepared.corpus).records]
+        drawn = map(wikitext_form, texts) if self.domain is Domain.WIKITEXT_FORM else iter(texts)
         return DomainTexts(*(tuple(next(drawn) for _ in range(size)) for size in sizes))
 
     @property

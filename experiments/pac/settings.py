@@ -1,16 +1,17 @@
-"""The three sizes of every experiment.
+"""The sizes of every experiment.
 
 | size | model and texts | for |
 |---|---|---|
 | smoke | a tiny random model, invented letters | seeing in seconds that every script runs; its numbers say nothing |
 | local | SmolLM2-135M; Wikipedia articles or NIH abstracts from `--data` | the results here, an hour on two cores |
+| reproduction | SmolLM2-135M; 700 Wikipedia articles, also in WikiText-103's form | a run to match the paper |
 | paper | GPT-2-small and WikiText-103, from the hub | the published setting; wants an accelerator |
 
 Everything a result depends on is here or in the operating point, and goes into the result's file.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from reticent.benchmark.settings import DataSetChoice
@@ -29,6 +30,7 @@ class Size(StrEnum):
 
     SMOKE = "smoke"
     LOCAL = "local"
+    REPRODUCTION = "reproduction"
     PAPER = "paper"
 
 
@@ -36,6 +38,8 @@ class Domain(StrEnum):
     """The subject of the private texts."""
 
     WIKIPEDIA = "wikipedia"
+    WIKITEXT_FORM = "wikitext-form"
+    """The articles of `WIKIPEDIA` in the surface form of WikiText-103."""
     NIH = "nih"
 
 
@@ -182,12 +186,23 @@ SMOKE = Settings(
 LOCAL = Settings(
     size=Size.LOCAL,
     model="smollm2-135m",
-    sources={Domain.WIKIPEDIA: _WIKIPEDIA, Domain.NIH: _NIH},
+    sources={Domain.WIKIPEDIA: _WIKIPEDIA, Domain.WIKITEXT_FORM: _WIKIPEDIA, Domain.NIH: _NIH},
     counts=TextCounts(corpus=512, validation=64, test=64, spare=64),
     num_records=256,
     num_worlds=128,
     lora=LoraSettings(rank=8, alpha=16.0, num_top_layers=12),
     training=TrainingSettings(learning_rate=5e-4, max_tokens=96, dtype="bfloat16", worlds_at_once=4),
+)
+
+REPRODUCTION = replace(
+    LOCAL,
+    size=Size.REPRODUCTION,
+    sources={Domain.WIKIPEDIA: _WIKIPEDIA, Domain.WIKITEXT_FORM: _WIKIPEDIA},
+    counts=TextCounts(corpus=700, validation=64, test=128, spare=0),
+    num_records=700,
+    training=TrainingSettings(
+        learning_rate=2e-3, epochs=1, batch_size=16, max_tokens=192, dtype="bfloat16", worlds_at_once=4
+    ),
 )
 
 PAPER = Settings(
@@ -202,4 +217,4 @@ PAPER = Settings(
     matched=MatchedSizes(selection_positions=256, test_positions=1024, order_positions=64),
 )
 
-SETTINGS: Mapping[Size, Settings] = {settings.size: settings for settings in (SMOKE, LOCAL, PAPER)}
+SETTINGS: Mapping[Size, Settings] = {settings.size: settings for settings in (SMOKE, LOCAL, REPRODUCTION, PAPER)}

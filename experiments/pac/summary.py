@@ -26,6 +26,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "matched": "PAC against PMixED at an equal bound on membership",
     "secrets": "three attacks on three secrets, for every protection",
 }
+_COLUMNS: Mapping[Domain, str] = {Domain.WIKIPEDIA: "Wikipedia", Domain.NIH: "NIH abstracts"}
+_HEADS = " | ".join(_COLUMNS.values())
 Found = Mapping[tuple[str, Domain], Mapping[str, Any]]
 """The content of each result file that there is."""
 _NOT_YET = "–"  # noqa: RUF001 - a dash in a table
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = {
         (name, domain): found
         for name in EXPERIMENTS
-        for domain in Domain
+        for domain in _COLUMNS
         if (found := _read(options.results, name, domain)) is not None
     }
     atomic_write_bytes(options.out, page(results, options.results, options.out.parent).encode())
@@ -77,12 +79,12 @@ def page(results: Found, folder: Path, beside: Path) -> str:
     if (point := _operating_point(folder)) is not None:
         lines += ["## Operating point", "", point, ""]
     lines += ["## The paper and ours", ""]
-    lines += ["| experiment | quantity | paper | Wikipedia | NIH abstracts |", "|---|---|---|---|---|"]
+    lines += [f"| experiment | quantity | paper | {_HEADS} |", "|---|---|---|---|---|"]
     lines += [_row(comparison, results) for comparison in COMPARISONS]
     lines += ["", _LEGEND, "", "## Where they differ", ""]
     nothing = "Nowhere, among the results that there are." if results else "There are no results yet."
     lines += list(_differences(results)) or [nothing]
-    lines += ["", "## All results", "", "| experiment | shows | Wikipedia | NIH abstracts |", "|---|---|---|---|"]
+    lines += ["", "## All results", "", f"| experiment | shows | {_HEADS} |", "|---|---|---|---|"]
     lines += [_links(name, shows, results, place) for name, shows in EXPERIMENTS.items()]
     if warnings := list(_warnings(results)):
         lines += ["", "## Warnings that the results carry", "", *warnings]
@@ -95,7 +97,7 @@ def _ours(comparison: Comparison, results: Found, domain: Domain) -> Ours | None
 
 
 def _row(comparison: Comparison, results: Found) -> str:
-    ours = [_ours(comparison, results, domain) for domain in Domain]
+    ours = [_ours(comparison, results, domain) for domain in _COLUMNS]
     cells = (
         comparison.experiment,
         comparison.quantity,
@@ -107,7 +109,7 @@ def _row(comparison: Comparison, results: Found) -> str:
 
 def _differences(results: Found) -> Iterator[str]:
     for comparison in COMPARISONS:
-        for domain in Domain:
+        for domain in _COLUMNS:
             ours = _ours(comparison, results, domain)
             verdict = None if ours is None else comparison.verdict(ours)
             if ours is not None and verdict != AGREES:
@@ -128,7 +130,7 @@ def _operating_point(folder: Path) -> str | None:
 
 def _links(name: str, shows: str, results: Found, place: Path) -> str:
     cells = []
-    for domain in Domain:
+    for domain in _COLUMNS:
         stem = (place / f"{name}-{domain}").as_posix()
         links = " ".join(f"[{kind}]({stem}.{kind})" for kind in ("md", "json"))
         cells.append(links if (name, domain) in results else _NOT_YET)
