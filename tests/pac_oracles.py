@@ -1,4 +1,4 @@
-"""Independent computations the tests hold the package to: exact information by quadrature, token laws, stub sources.
+"""Independent computations the tests hold the package to: information by quadrature, token channels, stub sources.
 
 A channel is given by vote masses q[a], the votes' positions along noisy directions x[a, d] and noise variances e[d];
 nothing here is taken from the package's own formulas.
@@ -43,14 +43,14 @@ def entropy(masses):
     return float(-(masses[masses > 0] * np.log(masses[masses > 0])).sum())
 
 
-def two_way_token_law(noise_variance):
+def two_way_token_channel(noise_variance):
     """P(token | vote) for two active tokens and noise of this variance along (1, −1)/√2."""
     keep = stats.norm.cdf(1.0 / np.sqrt(2.0 * noise_variance))
     flip = stats.norm.sf(1.0 / np.sqrt(2.0 * noise_variance))
     return np.array([[keep, flip], [flip, keep]])
 
 
-def three_way_token_law(covariance):
+def three_way_token_channel(covariance):
     """P(token | vote) for three active tokens, by polar integration of the plane's Gaussian over each token's wedge."""
     plane = np.array([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]]).T / np.sqrt([2.0, 6.0])
     whiten = np.linalg.inv(np.linalg.cholesky(plane.T @ covariance @ plane)) @ plane.T
@@ -58,7 +58,7 @@ def three_way_token_law(covariance):
     angles = np.arctan2(ties[1], ties[0])
     order = np.argsort(angles)
     nodes, node_weights = np.polynomial.legendre.leggauss(60)
-    law = np.zeros((3, 3))
+    channel = np.zeros((3, 3))
     bounds = [*angles[order], angles[order[0]] + 2 * np.pi]
     for (low, high), (left, right) in zip(pairwise(bounds), pairwise([*order, order[0]]), strict=True):
         winner = 3 - left - right
@@ -69,15 +69,15 @@ def three_way_token_law(covariance):
             density = np.exp(-0.5 * mean @ mean) / (2 * np.pi) + t * stats.norm.cdf(t) * np.exp(
                 0.5 * (t**2 - mean @ mean)
             ) / np.sqrt(2 * np.pi)
-            law[vote, winner] = 0.5 * (high - low) * node_weights @ density
-    return law
+            channel[vote, winner] = 0.5 * (high - low) * node_weights @ density
+    return channel
 
 
-def token_information(masses, law):
+def token_information(masses, channel):
     """I(S; Y) in nats from P(token | vote), with the first-order terms cancelled before summing."""
-    marginal = masses @ law
-    divergence = rel_entr(law, marginal) - law + marginal
-    relative = law / marginal - 1.0
+    marginal = masses @ channel
+    divergence = rel_entr(channel, marginal) - channel + marginal
+    relative = channel / marginal - 1.0
     small = np.abs(relative) < 1e-3
     series = marginal * relative**2 * (1 / 2 - relative / 6 + relative**2 / 12 - relative**3 / 20)
     return float(masses @ np.where(small, series, divergence).sum(axis=1))
@@ -131,7 +131,7 @@ class CountingNoise:
         return self.source.uniform(count)
 
 
-def mixture_law(masses, keep_probability):
+def mixture_channel(masses, keep_probability):
     """P(token | vote) of the mixture release, straight from its definition."""
     return keep_probability * np.eye(len(masses)) + (1.0 - keep_probability) * np.asarray(masses)
 
@@ -143,8 +143,8 @@ def mixture_information(masses, keep_probability, digits=60):
         q = [mass / sum(q) for mass in q]
         keep = mpmath.mpf(float(keep_probability))
 
-        def entropy_of(law):
-            return -sum(p * mpmath.log(p) for p in law if p > 0)
+        def entropy_of(channel):
+            return -sum(p * mpmath.log(p) for p in channel if p > 0)
 
         rows = [[(1 - keep) * q[y] + (keep if y == c else 0) for y in range(len(q))] for c in range(len(q))]
         return entropy_of(q) - sum(mass * entropy_of(row) for mass, row in zip(q, rows, strict=True))

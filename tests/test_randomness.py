@@ -16,7 +16,7 @@ FALSE_ALARM = 1e-7
 
 
 @pytest.mark.parametrize("source", [SystemNoise(), SeededNoise(3)])
-def test_normals_follow_the_standard_normal_law(source):
+def test_normals_follow_the_standard_normal_distribution(source):
     sample = source.standard_normal(200_000)
     assert sample.dtype == np.float64
     assert stats.kstest(sample, "norm").pvalue > FALSE_ALARM

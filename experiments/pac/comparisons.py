@@ -106,7 +106,7 @@ def _flatness(results: Results) -> Ours | None:
 
 def _composition(name: str, budget: float) -> Callable[[Results], Ours | None]:
     def ours(results: Results) -> Ours | None:
-        row = _first(results["composition"], decoder="greedy", law="gaussian", step_budget=budget)
+        row = _first(results["composition"], decoder="greedy", mechanism="gaussian", step_budget=budget)
         found = row.get(name)
         if found is None:
             return None
@@ -119,7 +119,7 @@ def _composition(name: str, budget: float) -> Callable[[Results], Ours | None]:
 
 def _leakage(name: str) -> Callable[[Results], Ours | None]:
     def ours(results: Results) -> Ours | None:
-        rows = [row for row in results["leakage"] if (row["law"], row["decoder"]) == ("gaussian", "greedy")]
+        rows = [row for row in results["leakage"] if (row["mechanism"], row["decoder"]) == ("gaussian", "greedy")]
         return spread([row[name] for row in rows if row["step_budget"] <= 2.0**-16])
 
     return ours

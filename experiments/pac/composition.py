@@ -30,7 +30,7 @@ def _table(rows: list[Composition]) -> Table:
     return Table(
         name=f"composition-{first.decoder}",
         title=f"What the curator's posterior tells after {first.num_tokens:,} tokens, {first.decoder} votes",
-        columns=("Law", "Nats a token", "Record's half named right", "Bound", "World named right", "Bound on it"),
+        columns=("Mechanism", "Nats a token", "Record's half named right", "Bound", "World named right", "Bound on it"),
         rows=tuple(
             (
                 row.mechanism.value,

@@ -44,7 +44,7 @@ def _outcomes(experiment: Experiment, decoder: Decoder, mechanism: ReleaseMechan
         "votes": hashlib.sha256(experiment.votes.votes(decoder).worlds_NM.tobytes()).hexdigest(),
         "offsets": experiment.votes.offsets.tolist(),
         "decoder": decoder.value,
-        "law": mechanism.value,
+        "mechanism": mechanism.value,
         "budget": budget,
         "sessions": asdict(settings),
     }

@@ -26,7 +26,7 @@ def _table(rows: list[Leakage]) -> Table:
     return Table(
         name=f"leakage-{first.decoder}",
         title=f"Information in the history of {first.num_tokens:,} tokens, {first.decoder} votes",
-        columns=("Law", "Nats a token", "Charge, nats", "Information, nats", "Share of charge", "Dissent"),
+        columns=("Mechanism", "Nats a token", "Charge, nats", "Information, nats", "Share of charge", "Dissent"),
         rows=tuple(
             (
                 row.mechanism.value,

@@ -70,8 +70,8 @@ def release_pmixed(
             is_next_K = candidates_K == tokens[block.start + row + 1]
             public_chances.append(float(public_K[is_next_K].sum()))
             for each, tokens_of in zip(settings, released, strict=True):
-                laws_RK = _draw_distributions(shards_MK, public_K, each, num_draws, generator)
-                tokens_of.append(candidates_K[_draws(laws_RK, generator)])
+                distributions_RK = _draw_distributions(shards_MK, public_K, each, num_draws, generator)
+                tokens_of.append(candidates_K[_draws(distributions_RK, generator)])
     return PMixedText(tuple(np.stack(rows) for rows in released), np.array(public_chances))
 
 
@@ -92,9 +92,9 @@ def _draw_distributions(
     return np.stack(distributions)
 
 
-def _draws(laws_RK: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
+def _draws(distributions_RK: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
     """One index from each distribution, int64[R]."""
-    cumulated_RK = laws_RK.cumsum(axis=1)
-    position_R1 = generator.random((len(laws_RK), 1)) * cumulated_RK[:, -1:]
+    cumulated_RK = distributions_RK.cumsum(axis=1)
+    position_R1 = generator.random((len(distributions_RK), 1)) * cumulated_RK[:, -1:]
     drawn: NDArray[np.int64] = (cumulated_RK <= position_R1).sum(axis=1)
     return drawn

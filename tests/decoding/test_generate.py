@@ -76,11 +76,11 @@ def show(stream, shown):
         shown.append(token)
 
 
-def settings_for(decoder, step_budget=0.05, law=ReleaseMechanism.GAUSSIAN):
-    return DecodingSettings(Decoder(decoder), step_budget, temperature=0.8, num_candidates=5, release_mechanism=law)
+def settings_for(decoder, step_budget=0.05, kind=ReleaseMechanism.GAUSSIAN):
+    return DecodingSettings(Decoder(decoder), step_budget, temperature=0.8, num_candidates=5, release_mechanism=kind)
 
 
-def naive_generation(decoder, law, prompt, secret, noise_seed, length):
+def naive_generation(decoder, kind, prompt, secret, noise_seed, length):
     """Recompute everything from the definitions, with scalar loops and a fresh ensemble call for every token."""
     ensemble, curator = BigramEnsemble(), curator_at(secret, ListStore(), noise_seed)
     tokens, answer = list(prompt), []
@@ -93,21 +93,20 @@ def naive_generation(decoder, law, prompt, secret, noise_seed, length):
         for row in rows[1:].astype(np.float64):
             scores = {c: row[c] / temperature + u for c, u in zip(candidates, coins, strict=True)}
             votes.append(max(candidates, key=lambda c: (scores[c], -c)))
-        released = curator.release(np.array(votes), Charging(0.05), request="naive", step=step, release_mechanism=law)
+        released = curator.release(np.array(votes), Charging(0.05), request="naive", step=step, release_mechanism=kind)
         answer.append(GeneratedToken(released.token, len(set(votes)), charge_units(0.05)))
         tokens.append(released.token)
     return answer
 
 
 @pytest.mark.parametrize("decoder", list(Decoder))
-@pytest.mark.parametrize("law", list(ReleaseMechanism))
+@pytest.mark.parametrize("kind", list(ReleaseMechanism))
 @pytest.mark.parametrize("secret", [0, 4])
-def test_the_loop_agrees_with_one_that_recomputes_everything(decoder, law, secret):
-    expected = naive_generation(decoder, law, [3, 1], secret, 5, 12)
+def test_the_loop_agrees_with_one_that_recomputes_everything(decoder, kind, secret):
+    expected = naive_generation(decoder, kind, [3, 1], secret, 5, 12)
     store = ListStore()
-    found = list(
-        generate(BigramEnsemble(), [3, 1], settings_for(decoder, law=law), curator_at(secret, store, 5), COINS, "r", 12)
-    )
+    curator = curator_at(secret, store, 5)
+    found = list(generate(BigramEnsemble(), [3, 1], settings_for(decoder, kind=kind), curator, COINS, "r", 12))
     assert found == expected
     assert {token.num_active for token in found} - {1}
     assert len(store.states) == 12

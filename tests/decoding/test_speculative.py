@@ -74,12 +74,12 @@ def decided_seed(engine, settings, max_tokens=NUM_TOKENS):
     raise AssertionError("every seed has a vote that is nearly tied")
 
 
-@pytest.mark.parametrize("law", list(ReleaseMechanism))
+@pytest.mark.parametrize("kind", list(ReleaseMechanism))
 @pytest.mark.parametrize("decoder", list(Decoder))
 @pytest.mark.parametrize(("family", "records"), [*((family, False) for family in FAMILIES), ("llama", True)])
-def test_drafts_change_no_release(family, records, decoder, law, monkeypatch):
+def test_drafts_change_no_release(family, records, decoder, kind, monkeypatch):
     monkeypatch.setattr("reticent.engine.engine._CAPTURED_CACHE_BLOCK", 8)
-    settings = DecodingSettings(decoder, 2.0**-6, num_candidates=40, release_mechanism=law)
+    settings = DecodingSettings(decoder, 2.0**-6, num_candidates=40, release_mechanism=kind)
     seed = decided_seed(make_engine(family), settings)
     expected, posterior, spent = stream(make_engine(family), settings, 0, seed=seed)
     for num_drafts in (1, 2, 5):

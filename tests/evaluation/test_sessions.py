@@ -91,8 +91,8 @@ def test_attack_success_stays_under_the_bound_and_finds_what_there_is():
         assert result.world.low <= result.world_bound
         assert Composition.model_validate_json(result.model_dump_json()) == result
         assert (
-            result.model_dump(mode="json")["law"]
-            == leakage(outcomes, GUMBEL, GAUSSIAN).model_dump()["law"]
+            result.model_dump(mode="json")["mechanism"]
+            == leakage(outcomes, GUMBEL, GAUSSIAN).model_dump()["mechanism"]
             == "gaussian"
         )
         if budget == 2.0**-32:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pac_oracles import mixture_information, mixture_law, three_way_token_law, token_information, two_way_token_law
+from pac_oracles import (
+    mixture_channel,
+    mixture_information,
+    three_way_token_channel,
+    token_information,
+    two_way_token_channel,
+)
 from scipy import stats
 from scipy.integrate import quad
 
@@ -57,7 +63,7 @@ def test_two_way_vectors(vector):
 def test_three_way_is_the_polar_integral(raw, budget):
     q = np.array(raw) / sum(raw)
     calibration = calibrate(q, budget)
-    channel, polar = token_channel(calibration), three_way_token_law(noise_covariance(calibration))
+    channel, polar = token_channel(calibration), three_way_token_channel(noise_covariance(calibration))
     np.testing.assert_allclose(channel, polar, rtol=1e-9, atol=1e-13)
     np.testing.assert_allclose(channel.sum(axis=1), 1.0, rtol=1e-15)
 
@@ -205,7 +211,7 @@ def test_the_mixtures_channel_is_its_definition_and_its_information_the_budget(r
     q = np.array(raw) / sum(raw)
     calibration = MixtureMechanism(budget).calibrate(q)
     channel = token_channel(calibration)
-    np.testing.assert_allclose(channel, mixture_law(q, calibration.keep_probability), rtol=1e-14)
+    np.testing.assert_allclose(channel, mixture_channel(q, calibration.keep_probability), rtol=1e-14)
     exact = float(mixture_information(q, calibration.keep_probability))
     assert channel_information(channel, q) == pytest.approx(exact, rel=1e-6)
 
@@ -229,7 +235,7 @@ def test_two_way_is_the_oracles_channel():
     for q, budget in (([0.3, 0.7], 1.0), ([1e-6, 1 - 1e-6], 2.0**-20)):
         calibration = calibrate(np.array(q), budget)
         np.testing.assert_allclose(
-            token_channel(calibration), two_way_token_law(calibration.noise_variances[0]), rtol=1e-12
+            token_channel(calibration), two_way_token_channel(calibration.noise_variances[0]), rtol=1e-12
         )
 
 

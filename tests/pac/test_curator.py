@@ -233,7 +233,7 @@ def test_a_token_nobody_voted_for_is_never_released(votes, secret, seed):
 
 
 def test_order_of_worlds_does_not_matter():
-    """Two-way votes: with more, the signs of computed eigenvectors may differ, which leaves the law as it is."""
+    """Two-way votes: with more, the signs of computed eigenvectors may differ, which leaves the channel as it is."""
     votes, order = np.array([4, 4, 9, 9, 9, 4, 9, 4]), np.array([3, 7, 0, 5, 1, 2, 6, 4])
     weights = np.arange(1.0, 9.0) / 36
     curator, _ = _curator(secret=5, weights=weights, noise=SeededNoise(8))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pac_oracles import two_way_token_law
+from pac_oracles import two_way_token_channel
 
 from experiments.studies.channel import token_channel
 from reticent.cli.output import percent_at_most
@@ -74,34 +74,34 @@ def test_rows_of_two_units_are_all_but_independent():
     assert either == pytest.approx(0.75, abs=0.005)
 
 
-def joint_information(law_of_first, laws_of_second):
+def joint_information(channel_of_first, channels_of_second):
     """I(S₁, S₂; Y₁, Y₂) in nats, summed over everything, with the second channel chosen by the first answer.
 
-    `law_of_first[s1, y1]`; `laws_of_second[y1][s2, y2]`. Both secrets are uniform and independent.
+    `channel_of_first[s1, y1]`; `channels_of_second[y1][s2, y2]`. Both secrets are uniform and independent.
     """
-    worlds = len(law_of_first)
+    worlds = len(channel_of_first)
     joint = np.array(
         [
-            [[first[y1] * laws_of_second[y1][s2] for y1 in range(len(first))] for s2 in range(worlds)]
-            for first in law_of_first
+            [[first[y1] * channels_of_second[y1][s2] for y1 in range(len(first))] for s2 in range(worlds)]
+            for first in channel_of_first
         ]
     ).reshape(worlds * worlds, -1)
     marginal = joint.mean(axis=0)
     return float((joint * np.log(joint / marginal)).sum() / worlds**2)
 
 
-def information(law, weights=None):
-    """I(S; Y) in nats, `law[s, y]`, under these weights of S; uniform unless given."""
-    weights = np.full(len(law), 1 / len(law)) if weights is None else weights
-    return float((weights[:, None] * law * np.log(law / (weights @ law))).sum())
+def information(channel, weights=None):
+    """I(S; Y) in nats, `channel[s, y]`, under these weights of S; uniform unless given."""
+    weights = np.full(len(channel), 1 / len(channel)) if weights is None else weights
+    return float((weights[:, None] * channel * np.log(channel / (weights @ channel))).sum())
 
 
 def test_what_two_secrets_tell_is_at_most_the_sum_of_both_charges():
     strong, weak = np.array([[0.99, 0.01]] * 2 + [[0.01, 0.99]] * 2), np.array([[0.7, 0.3], [0.3, 0.7]] * 2)
     for second in ([strong, weak], [weak, strong], [strong, strong]):
         told = joint_information(strong, second)
-        assert told == pytest.approx(information(strong) + np.mean([information(law) for law in second]), rel=1e-12)
-        assert told <= information(strong) + max(information(law) for law in second) + 1e-12
+        assert told == pytest.approx(information(strong) + np.mean([*map(information, second)]), rel=1e-12)
+        assert told <= information(strong) + max(map(information, second)) + 1e-12
 
 
 def test_one_secret_charged_at_an_old_belief_tells_more_than_its_charges():
@@ -114,16 +114,16 @@ def test_one_secret_charged_at_an_old_belief_tells_more_than_its_charges():
 @pytest.mark.parametrize(("minority", "off"), [(0.5, 0.86e-5), (1 / 128, 4.9e-5)])
 def test_two_way_releases_are_fair_coins_up_to_a_stated_distance(minority, off):
     calibration = calibrate(np.array([minority, 1 - minority]), PAPER_BUDGET)
-    law = token_channel(calibration)
-    assert np.abs(law - 0.5).max() == pytest.approx(off, rel=0.005)
+    channel = token_channel(calibration)
+    assert np.abs(channel - 0.5).max() == pytest.approx(off, rel=0.005)
     # The same from the noise's variance q(1 - q)/b along (1, -1)/√2, by the oracle's own formula.
-    by_hand = two_way_token_law(minority * (1 - minority) / PAPER_BUDGET)
-    np.testing.assert_allclose(law, by_hand, rtol=1e-9)
+    by_hand = two_way_token_channel(minority * (1 - minority) / PAPER_BUDGET)
+    np.testing.assert_allclose(channel, by_hand, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("repeats", "one_in"), [(10, 512), (8, 128)])
 @pytest.mark.parametrize("minority", [0.5, 1 / 128])
 def test_repeating_a_prompt_shows_dissent(repeats, one_in, minority):
-    law = token_channel(calibrate(np.array([minority, 1 - minority]), PAPER_BUDGET))
-    for of_vote in law:  # whatever the realised world votes
+    channel = token_channel(calibrate(np.array([minority, 1 - minority]), PAPER_BUDGET))
+    for of_vote in channel:  # whatever the realised world votes
         assert (of_vote**repeats).sum() == pytest.approx(1 / one_in, rel=1e-3)

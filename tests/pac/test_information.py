@@ -13,9 +13,9 @@ from pac_oracles import (
     REVEALED,
     FixedNormals,
     entropy,
-    three_way_token_law,
+    three_way_token_channel,
     token_information,
-    two_way_token_law,
+    two_way_token_channel,
     vector_information,
 )
 from scipy import stats
@@ -139,14 +139,14 @@ def test_the_token_carries_less_than_the_vector():
     budget = 2.0**-20
     for q in ([0.5, 0.5], [0.2, 0.8]):
         q = np.array(q)
-        law = two_way_token_law(calibrate(q, budget).noise_variances[0])
-        assert token_information(q, law) / budget == pytest.approx(2 / math.pi, rel=1e-4)
+        channel = two_way_token_channel(calibrate(q, budget).noise_variances[0])
+        assert token_information(q, channel) / budget == pytest.approx(2 / math.pi, rel=1e-4)
     even = np.full(3, 1 / 3)
-    law = three_way_token_law(noise_covariance(calibrate(even, budget)))
-    assert token_information(even, law) / budget == pytest.approx(27 / (16 * math.pi), rel=1e-3)
+    channel = three_way_token_channel(noise_covariance(calibrate(even, budget)))
+    assert token_information(even, channel) / budget == pytest.approx(27 / (16 * math.pi), rel=1e-3)
     uneven = np.array([0.6, 0.4, 1e-4]) / 1.0001
-    law = three_way_token_law(noise_covariance(calibrate(uneven, budget)))
-    assert f"{token_information(uneven, law) / budget:.3f}" == "0.659"
+    channel = three_way_token_channel(noise_covariance(calibrate(uneven, budget)))
+    assert f"{token_information(uneven, channel) / budget:.3f}" == "0.659"
 
 
 def test_the_token_law_through_the_mechanism_matches_the_wedges():
@@ -154,33 +154,33 @@ def test_the_token_law_through_the_mechanism_matches_the_wedges():
     q, index, draws = np.array([0.5, 0.3, 0.2]), np.array([0, 1, 2]), 10_000
     mechanism = GaussianMechanism(0.5)
     calibration = mechanism.calibrate(q)
-    law = three_way_token_law(noise_covariance(calibration))
-    np.testing.assert_allclose(law.sum(axis=1), 1.0, rtol=1e-12)
+    channel = three_way_token_channel(noise_covariance(calibration))
+    np.testing.assert_allclose(channel.sum(axis=1), 1.0, rtol=1e-12)
     normals = np.random.default_rng(11).standard_normal((draws, 2))
     for secret in range(3):
         released = [mechanism.release(index, calibration, secret, FixedNormals(*pair)).index for pair in normals]
         for token in range(3):
             hits = released.count(token)
-            assert stats.binomtest(hits, len(released), law[secret, token]).pvalue > 1e-9
-    assert law[0, 0] - law[1, 0] > 0.1
+            assert stats.binomtest(hits, len(released), channel[secret, token]).pvalue > 1e-9
+    assert channel[0, 0] - channel[1, 0] > 0.1
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.permutations(range(3)), st.lists(st.floats(0.02, 1.0), min_size=3, max_size=3))
 def test_the_token_law_does_not_depend_on_the_order_of_candidates(order, raw):
     q = np.array(raw) / sum(raw)
-    law = three_way_token_law(noise_covariance(calibrate(q, 0.25)))
-    permuted = three_way_token_law(noise_covariance(calibrate(q[order], 0.25)))
-    np.testing.assert_allclose(permuted, law[np.ix_(order, order)], atol=1e-9)
+    channel = three_way_token_channel(noise_covariance(calibrate(q, 0.25)))
+    permuted = three_way_token_channel(noise_covariance(calibrate(q[order], 0.25)))
+    np.testing.assert_allclose(permuted, channel[np.ix_(order, order)], atol=1e-9)
 
 
 @pytest.mark.parametrize("dissenters", [1, 16, 64])
 def test_at_the_papers_budget_the_token_is_nearly_a_fair_coin(dissenters):
     """A single dissenter of 128 has nearly half the say."""
     q = np.array([128 - dissenters, dissenters]) / 128
-    law = two_way_token_law(calibrate(q, PAPER_BUDGET).noise_variances[0])
-    assert np.abs(law - 0.5).max() < 2e-4
-    assert law[0, 0] > 0.5 > law[0, 1]
+    channel = two_way_token_channel(calibrate(q, PAPER_BUDGET).noise_variances[0])
+    assert np.abs(channel - 0.5).max() < 2e-4
+    assert channel[0, 0] > 0.5 > channel[0, 1]
 
 
 def test_the_posterior_is_a_martingale_by_quadrature():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pac_oracles import FixedNormals, token_information, two_way_token_law, vector_information
+from pac_oracles import FixedNormals, token_information, two_way_token_channel, vector_information
 from scipy import stats
 
 from reticent.pac.calibration import active_votes, vote_weights
@@ -87,7 +87,7 @@ def test_two_way_exact_information(case):
         assert case.active.size > 2
         return
     q, e = case.calibration.vote_weights, case.calibration.noise_variances
-    token = token_information(q, two_way_token_law(e[0]))
+    token = token_information(q, two_way_token_channel(e[0]))
     assert token == pytest.approx(float(case["exact_token_nats"]), rel=1e-7)
     vector = vector_information(q, case.calibration.directions, e)
     if case.vector["exact_vector_nats"] is not None:

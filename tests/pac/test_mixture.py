@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from pac_oracles import FixedUniforms, entropy, mixture_information, mixture_law
+from pac_oracles import FixedUniforms, entropy, mixture_channel, mixture_information
 from scipy import stats
 
 from reticent.pac.calibration import active_votes, vote_weights
@@ -148,23 +148,23 @@ def test_where_the_vote_is_not_kept_every_mass_has_its_share_however_light(q):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6), budgets)
-def test_the_marginal_is_exactly_the_votes_law(raw, budget):
+def test_the_marginal_is_exactly_the_votes_channel(raw, budget):
     q = _normalised(raw)
     calibration = MixtureMechanism(budget).calibrate(q)
-    np.testing.assert_allclose(q @ mixture_law(q, calibration.keep_probability), q, rtol=1e-14)
+    np.testing.assert_allclose(q @ mixture_channel(q, calibration.keep_probability), q, rtol=1e-14)
 
 
-def test_draws_follow_the_law():
+def test_draws_follow_the_channel():
     """Monte Carlo at a budget where votes matter; bounds that fail a correct mechanism once in 10^9."""
     q, index, noise = np.array([0.5, 0.3, 0.2]), np.array([0, 1, 2]), SeededNoise(3)
     mechanism = MixtureMechanism(0.1)
     calibration = mechanism.calibrate(q)
-    law = mixture_law(q, calibration.keep_probability)
+    channel = mixture_channel(q, calibration.keep_probability)
     for secret in range(3):
         released = [mechanism.release(index, calibration, secret, noise).index for _ in range(10_000)]
         for token in range(3):
-            assert stats.binomtest(released.count(token), len(released), law[secret, token]).pvalue > 1e-9
-    assert law[0, 0] - law[1, 0] > 0.3
+            assert stats.binomtest(released.count(token), len(released), channel[secret, token]).pvalue > 1e-9
+    assert channel[0, 0] - channel[1, 0] > 0.3
 
 
 @settings(max_examples=80, deadline=None)
@@ -186,9 +186,9 @@ def test_log_likelihoods_are_those_of_the_channel(raw, budget, data):
 def test_one_dissenter_of_128_keeps_one_vote():
     """Where the Gaussian gives a single dissenting world half of the say, the mixture gives it 1/128."""
     q = np.array([127, 1]) / 128
-    law = mixture_law(q, MixtureMechanism(PAPER_BUDGET).calibrate(q).keep_probability)
-    assert (q @ law)[1] == pytest.approx(1 / 128, rel=1e-12)
-    assert abs(law[0, 1] - 1 / 128) < 1e-6
+    channel = mixture_channel(q, MixtureMechanism(PAPER_BUDGET).calibrate(q).keep_probability)
+    assert (q @ channel)[1] == pytest.approx(1 / 128, rel=1e-12)
+    assert abs(channel[0, 1] - 1 / 128) < 1e-6
 
 
 def test_a_world_that_a_raw_release_ruled_out_stays_out_and_its_dissent_still_counts():

@@ -31,7 +31,7 @@ PLACES = {
     "plan": lambda budget: plan(tokens=1, step_budget=budget),
     "settings": lambda budget: DecodingSettings(Decoder.GREEDY, budget),
     "curator": release,
-    **{f"mechanism {law}": lambda budget, law=law: mechanism_for(law, budget) for law in ReleaseMechanism},
+    **{f"mechanism {kind}": lambda budget, kind=kind: mechanism_for(kind, budget) for kind in ReleaseMechanism},
     "charging": Charging,
 }
 

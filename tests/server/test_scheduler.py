@@ -58,18 +58,18 @@ def test_answers_are_those_of_the_token_loop_alone(started):
         assert job.sink.ending is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("law", list(ReleaseMechanism))
-def test_a_step_releases_by_the_law_the_job_is_set_to(law):
+@pytest.mark.parametrize("kind", list(ReleaseMechanism))
+def test_a_step_releases_by_the_mechanism_the_job_is_set_to(kind):
     """Dissenting votes, drawn from one seed: the step's token and posterior are those of the curator asked alone."""
     job = make_job()
-    job.settings = replace(SETTINGS, release_mechanism=law)
+    job.settings = replace(SETTINGS, release_mechanism=kind)
     ensemble, stepped, alone = Arithmetic(), make_curator(secret=1), make_curator(secret=1)
     ensemble.world_logits = lambda context, ids: 5 * np.cos(ids * (context.length + 2.0 * np.arange(WORLDS)[:, None]))
     job.context = ensemble.open(job.prompt)
     for _ in range(5):
         [(_, written)] = decode_step(ensemble, stepped, [job], public_fallback=False).tokens
         votes = cast_votes(ensemble, job.context, job.settings, job.coins, job.step)
-        released = alone.release(votes, Charging(NATS), request="r", step=job.step, release_mechanism=law)
+        released = alone.release(votes, Charging(NATS), request="r", step=job.step, release_mechanism=kind)
         assert (written.token, written.charge_units) == (released.token, released.charge_units)
         np.testing.assert_array_equal(stepped.state.log_posterior, alone.state.log_posterior)
         ensemble.extend([job.context], [written.token])

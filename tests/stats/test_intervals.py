@@ -73,15 +73,15 @@ def test_mistake_bootstrap_aucs_are_of_resampled_texts_and_not_one_minus_them():
 def test_bootstrap_aucs_have_the_law_of_all_resamples():
     """Two members, two non-members, a tie: all 16 equally likely resamples, enumerated."""
     members, nonmembers = [1.0, 0.0], [0.0, -math.inf]
-    law: dict[float, float] = {}
+    distribution: dict[float, float] = {}
     for m in itertools.product(members, repeat=2):
         for n in itertools.product(nonmembers, repeat=2):
             value = sum((x > y) + 0.5 * (x == y) for x in m for y in n) / 4
-            law[value] = law.get(value, 0.0) + 1 / 16
+            distribution[value] = distribution.get(value, 0.0) + 1 / 16
     areas = bootstrap_aucs(members, nonmembers, seed=0, num_resamples=20_000)
     values, counts = np.unique(areas, return_counts=True)
-    assert values.tolist() == sorted(law)
-    assert counts / 20_000 == pytest.approx([law[value] for value in sorted(law)], abs=0.015)
+    assert values.tolist() == sorted(distribution)
+    assert counts / 20_000 == pytest.approx([distribution[value] for value in sorted(distribution)], abs=0.015)
 
 
 def test_bootstrap_is_a_function_of_its_seed():

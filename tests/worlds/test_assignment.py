@@ -54,8 +54,8 @@ def test_every_argument_changes_the_whole_matrix():
 
 def shared_worlds_moments(num_worlds):
     """Mean and standard deviation of |A & B| for independent uniform halves A, B of the worlds (hypergeometric)."""
-    law = stats.hypergeom(num_worlds, num_worlds // 2, num_worlds // 2)
-    return law.mean(), law.std()
+    distribution = stats.hypergeom(num_worlds, num_worlds // 2, num_worlds // 2)
+    return distribution.mean(), distribution.std()
 
 
 @pytest.mark.parametrize(("num_units", "num_worlds"), [(64, 32), (257, 128), (600, 16)])

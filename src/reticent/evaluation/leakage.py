@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
 
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
@@ -31,10 +30,8 @@ class Leakage(FiniteModel):
         dissent: share of steps on which worlds differed.
     """
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
-
     decoder: Decoder
-    mechanism: ReleaseMechanism = Field(alias="law")
+    mechanism: ReleaseMechanism
     step_budget: float
     num_tokens: int
     num_sessions: int

@@ -271,7 +271,7 @@ def _settings_record(request: EvaluateRequest, max_tokens: int) -> dict[str, Any
     return {
         "budgets": list(request.budgets),
         "decoders": [decoder.value for decoder in request.decoders],
-        "laws": [mechanism.value for mechanism in request.mechanisms],
+        "mechanisms": [mechanism.value for mechanism in request.mechanisms],
         "votes": request.votes.model_dump(mode="json"),
         "sessions": vars(request.sessions),
         "draws": request.num_draws,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
 
 from reticent import _validate
 from reticent._settings import FiniteModel
@@ -101,10 +100,8 @@ class Composition(FiniteModel):
         membership_prior, membership_bound: None without membership: no prior is known.
     """
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
-
     decoder: Decoder
-    mechanism: ReleaseMechanism = Field(alias="law")
+    mechanism: ReleaseMechanism
     step_budget: float
     num_tokens: int
     num_sessions: int

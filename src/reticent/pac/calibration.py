@@ -121,7 +121,7 @@ def vote_weights_batch(index_M: NDArray[np.int64], weights_RM: NDArray[np.float6
 
 
 def check_vote_weights(vote_weights_A: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return vote weights, divided by their sum, if they are a law over at least two tokens.
+    """Return vote weights, divided by their sum, if they are a distribution over at least two tokens.
 
     Raises:
         InvalidValueError: fewer than two tokens, a negative mass, or masses that do not sum to 1.

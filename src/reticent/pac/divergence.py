@@ -1,6 +1,6 @@
 """φ(x) = (1 + x) log(1 + x) − x, from which relative entropies near zero are summed without cancellation.
 
-For laws P and Q with P = (1 + x) Q, KL(P ‖ Q) = Σ Q φ(x): every term is non-negative, as φ ≥ 0.
+For distributions P and Q with P = (1 + x) Q, KL(P ‖ Q) = Σ Q φ(x): every term is non-negative, as φ ≥ 0.
 """
 
 import math

@@ -18,7 +18,7 @@ class ReleaseMechanism(StrEnum):
     GAUSSIAN = "gaussian"
     """Gaussian noise on the one-hot vote, then the largest coordinate (arXiv 2609.05676)."""
     MIXTURE = "mixture"
-    """The vote itself with a small probability, else a draw from the posterior's law of votes."""
+    """The vote itself with a small probability, else a draw from the posterior's distribution of votes."""
 
 
 DEFAULT_RELEASE: Final = ReleaseMechanism.GAUSSIAN

@@ -4,8 +4,8 @@ With q the posterior mass behind each active token, and v_S the realised world's
 
     P(Y = y | v_S) = α 1[y = v_S] + (1 − α) q_y.
 
-The law of Y is exactly q, whatever α is: unlike the Gaussian release, which hands a single dissenting world half of the
-say, it preserves the noiseless mixture of the worlds. Its channel is explicit, so that α can be set by the *exact*
+Y is distributed exactly as q, whatever α is: unlike the Gaussian release, which hands a single dissenting world half of
+the say, it preserves the noiseless mixture of the worlds. Its channel is explicit, so that α can be set by the *exact*
 information rather than by a bound on it, and the posterior is updated from the released token alone.
 
 Formal guarantee. With x_c = α (1 − q_c) / q_c and φ(x) = (1 + x) log(1 + x) − x,
@@ -51,7 +51,7 @@ _BATCH_ACCURACY = 2.0**-32
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MixtureCalibration:
-    """The law of one release. It derives from the posterior, so its repr shows none of it.
+    """The parameters of one release. They derives from the posterior, so its repr shows none of it.
 
     Attributes:
         step_budget: b, in nats.
@@ -89,7 +89,7 @@ class MixtureMechanism:
         check_step_budget(self.step_budget)
 
     def calibrate(self, vote_weights_A: NDArray[np.float64]) -> MixtureCalibration:
-        """Return the law that holds one release to the step budget.
+        """Return the parameters that hold one release to the step budget.
 
         Args:
             vote_weights_A: q, the posterior mass behind each of a ≥ 2 active tokens, float64[A]; zeros are allowed.

@@ -168,7 +168,8 @@ def _composition_table(result: Evaluation) -> Table:
         name="composition",
         title="What the curator's own posterior tells after a whole deployment",
         columns=(
-            "Votes", "Law", "Nats a token", "Record's half named right", "Bound", "World named right", "Bound on it",
+            "Votes", "Mechanism", "Nats a token", "Record's half named right", "Bound", "World named right",
+            "Bound on it",
         ),
         rows=tuple(
             (
@@ -187,7 +188,9 @@ def _leakage_table(result: Evaluation) -> Table:
     return Table(
         name="leakage",
         title="Information about the secret in the mechanism's history, as a share of the charge",
-        columns=("Votes", "Law", "Nats a token", "Charge, nats", "Information, nats", "Share of charge", "Dissent"),
+        columns=(
+            "Votes", "Mechanism", "Nats a token", "Charge, nats", "Information, nats", "Share of charge", "Dissent",
+        ),
         rows=tuple(
             (
                 row.decoder.value, row.mechanism.value, budget_text(row.step_budget), row.charge_nats,
