@@ -51,7 +51,7 @@ _BATCH_ACCURACY = 2.0**-32
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MixtureCalibration:
-    """The parameters of one release. They derives from the posterior, so its repr shows none of it.
+    """The parameters of one release. They derive from the posterior, so the repr shows none of them.
 
     Attributes:
         step_budget: b, in nats.
