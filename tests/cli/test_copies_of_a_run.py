@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from built_runs import write_manifest
 
 from reticent.api.deployments import run_id
 from reticent.cli.main import main
@@ -71,7 +72,7 @@ def test_while_one_copy_is_served_no_other_is_served_or_released_from(run_dir, t
 def test_a_reset_says_whether_a_copy_goes_alone_and_where_keys_are_kept(environment, tmp_path, capsys):
     run, copy = tmp_path / "run", tmp_path / "copy"
     run.mkdir()
-    (run / "manifest.json").write_text("{}")
+    write_manifest(run)
     Ledger.open(run, run_id(run), 8, Keyring.of_user(), noise=SystemNoise()).close()
     shutil.copytree(run, copy)
     keys = sorted((tmp_path / "config").rglob("*.key"))

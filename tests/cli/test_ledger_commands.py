@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from built_runs import write_manifest
 from sqlalchemy import create_engine, text
 
 from reticent.api.deployments import run_id
@@ -22,7 +23,7 @@ def run_dir(tmp_path, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "manifest.json").write_text("{}")
+    write_manifest(folder)
     return folder
 
 

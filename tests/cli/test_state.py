@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import typer
+from built_runs import write_manifest
 
 from reticent.api.deployments import run_id
 from reticent.cli.main import main
@@ -19,7 +20,7 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.delenv("RETICENT_KEY", raising=False)
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "manifest.json").write_text("{}")
+    write_manifest(folder)
     return folder
 
 
@@ -104,3 +105,16 @@ def test_a_state_that_cannot_be_opened_can_still_be_reset(run_dir, capsys):
     assert main(["state", "reset", str(run_dir), "--void-guarantee", "--yes"]) == 0
     assert "an unknown number of tokens" in capsys.readouterr().err
     deploy(run_dir)
+
+
+@pytest.mark.parametrize("command", ["state", "ledger"])
+def test_no_bound_is_shown_for_a_run_that_does_not_say_who_is_in_which_world(run_dir, capsys, command):
+    write_manifest(run_dir, membership=False)
+    deploy(run_dir)
+    assert main([command, "show", str(run_dir), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["tokens"], shown["half_success"], shown["world_success"]) == (3, None, None)
+    assert main([command, "show", str(run_dir)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no prior is known" in text
+    assert "right at most" not in text

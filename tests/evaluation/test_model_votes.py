@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from rounding import assert_largest
 from tiny_models import build_tiny_model
 
 from experiments.studies.model_votes import votes_of_model
@@ -36,10 +37,28 @@ def tensor(model):
     )
 
 
+def scores_by_hand(model, candidates_NK, decoder):
+    """Each candidate's logit, plus temperature times its coin where votes are samples."""
+    rows = []
+    for text, tokens in enumerate(TEXTS):
+        with torch.no_grad():
+            logits_NV = model(input_ids=torch.tensor([tokens])).logits[0, :-1].double().numpy()
+        for step, logits_V in enumerate(logits_NV):
+            candidates_K = candidates_NK[len(rows)]
+            coins_K = PublicCoins.from_seed(SETTINGS.coin_seed, text).gumbel(step, len(candidates_K))
+            is_sample = decoder is Decoder.GUMBEL
+            rows.append(logits_V[candidates_K] + SETTINGS.temperature * coins_K * is_sample)
+    return np.array(rows)
+
+
 @pytest.mark.parametrize("decoder", Decoder)
 def test_the_base_votes_as_the_public_row_does(model, tensor, decoder):
     found = votes_of_model(model, TEXTS, tensor, decoder, SETTINGS)
-    np.testing.assert_array_equal(found, tensor.votes(decoder).public_N)
+    candidates_NK = np.sort(tensor.candidates_NK, axis=1)
+    scores_NK = scores_by_hand(model, candidates_NK, decoder)
+    for votes_N in (found, tensor.votes(decoder).public_N):
+        assert (candidates_NK == votes_N[:, None]).sum(1).tolist() == [1] * len(votes_N)
+        assert_largest((candidates_NK == votes_N[:, None]).argmax(1), scores_NK)
 
 
 def test_other_texts_are_refused(model, tensor):

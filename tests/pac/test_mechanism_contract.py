@@ -183,10 +183,10 @@ def test_the_posterior_is_a_martingale(kind):
     weights = np.array([0.05, 0.15, 0.3, 0.5])
     posterior = Posterior(np.log(weights))
     _, index = active_votes(np.array([9, 4, 9, 4]))
-    calibration = mechanism_for(kind, 0.3).calibrate(vote_weights(index, posterior))
-    channel = channel_of(kind, calibration)
+    masses = vote_weights(index, posterior)
+    channel = channel_of(kind, mechanism_for(kind, 0.3).calibrate(masses))
     after_OM = np.array([posterior.updated(update[index]).weights for update in channel.update_AO.T])
-    np.testing.assert_allclose(calibration.vote_weights @ channel.probability_AO @ after_OM, weights, rtol=1e-10)
+    np.testing.assert_allclose(masses @ channel.probability_AO @ after_OM, weights, rtol=1e-10)
     fixed = channel.probability_AO[0] @ after_OM
     assert np.abs(fixed - weights).max() > 0.03, "with S fixed it is no martingale, and the check must see that"
 

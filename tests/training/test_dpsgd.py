@@ -21,7 +21,12 @@ from reticent.training.dpsgd import (
     epsilon_spent,
     poisson_sample,
 )
-from reticent.training.private_training import PrivateGradients, calibrate, probe_per_record_gradients, refuse_unsuited
+from reticent.training.private_training import (
+    PrivateGradients,
+    calibrate_training_noise,
+    probe_per_record_gradients,
+    refuse_unsuited,
+)
 from reticent.training.settings import Technique, TechniqueSettings
 from reticent.training.single_settings import PrivacySettings, SingleTrainingSettings
 from reticent.training.single_training import Texts
@@ -104,9 +109,13 @@ def test_numbers_outside_their_range_are_named(arguments, name):
 
 
 def test_batch_and_epochs_make_rate_and_steps():
-    found = calibrate(20, SingleTrainingSettings(batch_size=8, epochs=2), PrivacySettings(epsilon=5.0, delta=1e-2))
+    found = calibrate_training_noise(
+        20, SingleTrainingSettings(batch_size=8, epochs=2), PrivacySettings(epsilon=5.0, delta=1e-2)
+    )
     assert (found.sample_rate, found.num_steps) == (0.4, 6)
-    few = calibrate(3, SingleTrainingSettings(batch_size=8, epochs=2), PrivacySettings(epsilon=5.0, delta=1e-2))
+    few = calibrate_training_noise(
+        3, SingleTrainingSettings(batch_size=8, epochs=2), PrivacySettings(epsilon=5.0, delta=1e-2)
+    )
     assert (few.sample_rate, few.num_steps) == (1.0, 2)
 
 
@@ -122,8 +131,11 @@ def test_a_very_large_epsilon_ends_at_the_least_noise_with_the_epsilon_that_it_h
 @pytest.mark.parametrize("delta", [0.05, 0.06, 0.5])
 def test_a_delta_that_one_member_in_so_many_would_keep_is_refused(delta):
     with pytest.raises(InvalidValueError, match=rf"dp-delta must be below one over the 20 members, 0.05, got {delta}"):
-        calibrate(20, SingleTrainingSettings(), PrivacySettings(epsilon=5.0, delta=delta))
-    assert calibrate(20, SingleTrainingSettings(), PrivacySettings(epsilon=5.0, delta=0.0499)).delta == 0.0499
+        calibrate_training_noise(20, SingleTrainingSettings(), PrivacySettings(epsilon=5.0, delta=delta))
+    assert (
+        calibrate_training_noise(20, SingleTrainingSettings(), PrivacySettings(epsilon=5.0, delta=0.0499)).delta
+        == 0.0499
+    )
 
 
 def hooked(family, technique):

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from reticent.api.deployments import read_ledger
 from reticent.cli.deployment import DatabaseUrl, RunArgument
 from reticent.cli.output import console, facts, format_nats, print_json, print_table
-from reticent.cli.spending import spending_facts, spending_record
+from reticent.cli.spending import has_prior, spending_facts, spending_record
 
 if TYPE_CHECKING:
     from reticent.ledger.reader import DailyUsage
@@ -27,9 +27,9 @@ def show(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = F
         state, usage = reader.state, reader.usage()
     if as_json:
         rows = [{"key": use.key_id, "day": use.day.isoformat(), "tokens": use.tokens} for use in usage]
-        print_json(spending_record(state) | {"usage": rows})
+        print_json(spending_record(state, prior_known=has_prior(run)) | {"usage": rows})
         return
-    console.print(facts(spending_facts(state)))
+    console.print(facts(spending_facts(state, prior_known=has_prior(run))))
     if usage:
         print_table(_usage_table(usage))
 

@@ -8,7 +8,7 @@ import typer
 from reticent.api.deployments import read_ledger
 from reticent.cli.deployment import DatabaseUrl, RunArgument
 from reticent.cli.output import console, facts, notes, print_json
-from reticent.cli.spending import spending_facts, spending_record
+from reticent.cli.spending import has_prior, spending_facts, spending_record
 from reticent.errors import DeploymentStateError, InvalidValueError
 
 app = typer.Typer(help="The deployment's durable state: show what was spent, or give it up.")
@@ -37,9 +37,9 @@ def show(
     with read_ledger(run, database_url) as reader:
         state = reader.state
     if as_json:
-        print_json(spending_record(state))
+        print_json(spending_record(state, prior_known=has_prior(run)))
     else:
-        console.print(facts(spending_facts(state)))
+        console.print(facts(spending_facts(state, prior_known=has_prior(run))))
 
 
 @app.command("reset")

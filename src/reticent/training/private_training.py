@@ -55,7 +55,9 @@ def refuse_unsuited(technique: Technique, settings: SingleTrainingSettings) -> N
         raise InvalidValueError("private training and gradient checkpointing exclude each other; turn the latter off")
 
 
-def calibrate(num_members: int, training: SingleTrainingSettings, privacy: PrivacySettings) -> NoiseCalibration:
+def calibrate_training_noise(
+    num_members: int, training: SingleTrainingSettings, privacy: PrivacySettings
+) -> NoiseCalibration:
     """The noise for a number of members, in as many steps an epoch as training without privacy takes.
 
     Raises:

@@ -35,7 +35,7 @@ from reticent.training.adapted_folder import (
 from reticent.training.attention_gradients import keep_attention_weights
 from reticent.training.checkpoint import TrainingCheckpoint
 from reticent.training.dpsgd import SMALLEST_SIGMA, NoiseCalibration
-from reticent.training.private_training import PrivateGradients, calibrate, refuse_unsuited
+from reticent.training.private_training import PrivateGradients, calibrate_training_noise, refuse_unsuited
 from reticent.training.settings import Technique, TechniqueSettings
 from reticent.training.single_settings import PrivacySettings, SingleTrainingSettings, SplitSettings
 from reticent.training.single_training import EpochLoss, GradientSource, MeanGradients, SingleTrainer, Texts
@@ -141,7 +141,7 @@ class _Adaptation:
             )
         self._calibration: NoiseCalibration | None = None
         if request.privacy is not None:
-            self._calibration = calibrate(len(self._members), request.training, request.privacy)
+            self._calibration = calibrate_training_noise(len(self._members), request.training, request.privacy)
             if self._calibration.noise_multiplier == SMALLEST_SIGMA:
                 progress.note(
                     f"the noise multiplier is never below {SMALLEST_SIGMA}: epsilon is "
