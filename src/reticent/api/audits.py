@@ -213,7 +213,7 @@ def audit(
     )
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reticent-audit-")))
-        stack.enter_context(_restored(target))
+        stack.enter_context(_restore_afterwards(target))
         folder = scratch / "out" if out is None else Path(out)
         cache = Path(chosen.cache or folder / "cache") if chosen.resume else scratch / "cache"
         opened = _open(target, tokenizer, chosen, cache, sink)
@@ -320,7 +320,7 @@ def _target_options(options: AuditOptions) -> "TargetOptions":
 
 
 @contextmanager
-def _restored(target: Any) -> Iterator[None]:
+def _restore_afterwards(target: Any) -> Iterator[None]:
     """Restore, at the end of this context, the mode of a model given as an object and what of it is trained.
 
     Scoring puts it into evaluation mode, and PEFT, which switches adapters off and on again, has them trained after.

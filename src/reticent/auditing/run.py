@@ -128,7 +128,7 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
         neighbours_from=found.facts.pop("neighbours from", None),
         data=_data_record(target, members, nonmembers, overlap),
         scoring=_scoring_record(target) | found.facts,
-        blind=_blind(request, members, nonmembers, overlap, warnings),
+        blind=_blind_baseline(request, members, nonmembers, overlap, warnings),
         **_summaries(request, done, columns, members, nonmembers),
         canaries=canaries.results,
         one_run=canaries.one_run,
@@ -231,7 +231,7 @@ def _canaries(request: AuditRequest, gatherer: Gatherer) -> tuple[CanaryFindings
     return CanaryFindings(found.results, found.one_run, (*warnings, *found.warnings)), ()
 
 
-def _blind(
+def _blind_baseline(
     request: AuditRequest, members: TextSet, nonmembers: TextSet, overlap: Overlap, warnings: list[str]
 ) -> BlindBaseline | None:
     """The baseline without a model; `warnings` is added to where it beats chance, or cannot be had."""

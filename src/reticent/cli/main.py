@@ -83,20 +83,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=words, prog_name="reticent", standalone_mode=False)
         sys.stdout.flush()
     except InterruptedRunError as interruption:
-        return _say(f"interrupted: {interruption}", interruption.exit_code)
+        return _write_message(f"interrupted: {interruption}", interruption.exit_code)
     except ReticentError as error:
-        return _say(f"error: {error}", error.exit_code)
+        return _write_message(f"error: {error}", error.exit_code)
     except TyperException as error:
-        return _say(f"error: {error.format_message()}", error.exit_code)
+        return _write_message(f"error: {error.format_message()}", error.exit_code)
     except typer.Abort:
-        return _say("aborted; nothing was changed", 1)
+        return _write_message("aborted; nothing was changed", 1)
     except BrokenPipeError:
         # The interpreter would try to flush the closed pipe once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if code == InterruptedRunError.exit_code:
         # Typer turns a Ctrl-C that no command has caught into this code.
-        return _say("interrupted", code)
+        return _write_message("interrupted", code)
     return code if isinstance(code, int) else 0
 
 
@@ -115,7 +115,7 @@ def _refuse_undecodable(words: Sequence[str]) -> None:
             ) from None
 
 
-def _say(message: str, exit_code: int) -> int:
+def _write_message(message: str, exit_code: int) -> int:
     """Write a message as one line to standard error and hand the exit code on."""
     sys.stderr.write(" ".join(message.split()) + "\n")
     return exit_code

@@ -127,7 +127,7 @@ def cast_step(
 ) -> list[NDArray[np.int64] | Exception]:
     """Cast the votes of a step, each checked; never raises."""
     found = _of_each(lambda: engine.votes(contexts, requests), len(contexts))
-    return [_checked(votes, engine.num_worlds, engine.vocab_size) for votes in found]
+    return [_check_votes(votes, engine.num_worlds, engine.vocab_size) for votes in found]
 
 
 def cast_public_step(
@@ -136,7 +136,7 @@ def cast_public_step(
     """Cast the public model's votes of a step, each checked; never raises."""
     found = _of_each(lambda: engine.public_votes(contexts, requests), len(contexts))
     return [
-        token if isinstance(token, Exception) or 0 <= token < engine.vocab_size else _malformed(token)
+        token if isinstance(token, Exception) or 0 <= token < engine.vocab_size else _malformed_votes(token)
         for token in found
     ]
 
@@ -154,12 +154,14 @@ def _of_each(ask: Callable[[], Sequence[T | Exception]], count: int) -> Sequence
     return answers
 
 
-def _checked(votes: NDArray[np.int64] | Exception, num_worlds: int, vocab_size: int) -> NDArray[np.int64] | Exception:
+def _check_votes(
+    votes: NDArray[np.int64] | Exception, num_worlds: int, vocab_size: int
+) -> NDArray[np.int64] | Exception:
     if isinstance(votes, Exception):
         return votes
     fits = votes.shape == (num_worlds,) and votes.dtype.kind in "iu"
-    return votes if fits and votes.min() >= 0 and votes.max() < vocab_size else _malformed(votes.shape)
+    return votes if fits and votes.min() >= 0 and votes.max() < vocab_size else _malformed_votes(votes.shape)
 
 
-def _malformed(found: object) -> InvalidValueError:
+def _malformed_votes(found: object) -> InvalidValueError:
     return InvalidValueError(f"the engine's votes are not token ids, one for each world: got {found}")

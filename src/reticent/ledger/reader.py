@@ -65,13 +65,13 @@ class LedgerReader:
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             if database.missing:
-                raise _absent(database)
+                raise _no_ledger(database)
             engine = undo.enter_context(database.opened(write=False))
             with database.errors():
                 self._connection = undo.enter_context(engine.connect())
                 header = read_header(self._connection, database)
             if header is None:
-                raise _absent(database)
+                raise _no_ledger(database)
             require_run(header, run_id, database)
             self._header = header
             self._key = keyring.load(header.deployment_id)
@@ -115,7 +115,7 @@ class LedgerReader:
         chain.require_sealed(totals, self._checkpoint.totals)
         with self._database.errors():
             if not holds_release(self._connection, self._header, self._marked):
-                raise _forked(self._database, self._marked)
+                raise _fork_error(self._database, self._marked)
         return totals
 
     def usage(self) -> list[DailyUsage]:
@@ -241,17 +241,17 @@ def _require_latest(checkpoint: LedgerCheckpoint, marked: LastRelease, database:
             f"it is an old copy, and continuing from it would void the guarantee. {_GO_ON_WITH_THE_LATEST}"
         )
     if tokens == marked.tokens and marked.head not in (None, checkpoint.head):
-        raise _forked(database, marked)
+        raise _fork_error(database, marked)
 
 
-def _forked(database: Database, marked: LastRelease) -> DeploymentStateError:
+def _fork_error(database: Database, marked: LastRelease) -> DeploymentStateError:
     return DeploymentStateError(
         f"release {marked.tokens} in the ledger {database} is not the one that the mark beside the key knows: it is a "
         "copy that went another way, and continuing from it would void the guarantee. " + _GO_ON_WITH_THE_LATEST
     )
 
 
-def _absent(database: Database) -> DeploymentStateError:
+def _no_ledger(database: Database) -> DeploymentStateError:
     return DeploymentStateError(
         f"there is no ledger at {database}; `reticent generate` creates it for a run that never had one"
     )

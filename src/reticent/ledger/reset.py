@@ -81,7 +81,7 @@ class _Deployed:
         deployment_id = header.deployment_id if header else lock.deployment_id
         if not deployment_id:
             if not damaged:
-                raise _nothing(run_dir)
+                raise _nothing_to_reset(run_dir)
             return cls("", copy_alone=True)
         if header is None and not damaged and "://" in lock.ledger_place and lock.ledger_place != str(database):
             raise DeploymentStateError(
@@ -96,7 +96,7 @@ class _Deployed:
 def _lock_of_existing(run_dir: Path, database: Database) -> RunLock:
     """The lock of a run that has something to reset; a folder that has nothing gets no lock file."""
     if not (run_dir / LOCK_NAME).exists() and _header(database) == (None, False):
-        raise _nothing(run_dir)
+        raise _nothing_to_reset(run_dir)
     return RunLock(run_dir, database)
 
 
@@ -132,7 +132,7 @@ def _lacks_last_release(header: Header, keyring: Keyring, database: Database) ->
         return not holds_release(connection, header, marked)
 
 
-def _nothing(run_dir: Path) -> DeploymentStateError:
+def _nothing_to_reset(run_dir: Path) -> DeploymentStateError:
     return DeploymentStateError(f"{run_dir} has no deployment; there is nothing to reset")
 
 

@@ -131,7 +131,7 @@ def _repeat_halves(x: Tensor) -> Tensor:
     return x + x
 
 
-def _wide(x: Tensor) -> Tensor:
+def _in_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -141,7 +141,7 @@ def _split_last(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 def _rms_norm(x_RD: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
-    wide = _wide(x_RD)
+    wide = _in_float32(x_RD)
     wide = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide if weight_D is None else wide * weight_D).to(x_RD.dtype)
 
@@ -149,7 +149,7 @@ def _rms_norm(x_RD: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
 def _gated_silu(gate_and_up_RO: Tensor) -> Tensor:
     # Parted first: widened as a whole, the compiler makes a backward pass half as fast.
     gate, up = gate_and_up_RO.chunk(2, dim=-1)
-    return (functional.silu(_wide(gate)) * _wide(up)).to(gate_and_up_RO.dtype)
+    return (functional.silu(_in_float32(gate)) * _in_float32(up)).to(gate_and_up_RO.dtype)
 
 
 def _split_heads(
@@ -169,9 +169,9 @@ def _rotate(x_BTHC: Tensor, cos: Tensor, signed_sin: Tensor, interleaved: bool) 
     # Written over the two of each pair: of the form in `pointwise` the compiler makes a slow backward pass.
     size = cos.shape[-1]
     shape, pair = ((-1, 2), -1) if interleaved else ((2, -1), -2)
-    x_1, x_2 = _split_last(_wide(x_BTHC[..., :size]), shape).unbind(pair)
-    cos_1, cos_2 = _split_last(_wide(cos), shape).unbind(pair)
-    sin_1, sin_2 = _split_last(_wide(signed_sin), shape).unbind(pair)
+    x_1, x_2 = _split_last(_in_float32(x_BTHC[..., :size]), shape).unbind(pair)
+    cos_1, cos_2 = _split_last(_in_float32(cos), shape).unbind(pair)
+    sin_1, sin_2 = _split_last(_in_float32(signed_sin), shape).unbind(pair)
     turned = torch.stack((x_1 * cos_1 + x_2 * sin_1, x_2 * cos_2 + x_1 * sin_2), dim=pair).flatten(-2)
     turned = turned.to(x_BTHC.dtype)
     return turned if size == x_BTHC.shape[-1] else torch.cat((turned, x_BTHC[..., size:]), dim=-1)

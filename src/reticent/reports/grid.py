@@ -171,7 +171,7 @@ def _dataset_section(name: str, domain: str, cells: list[_Done]) -> Section:
     ):
         attacks = _attack_titles(cells)
         table_rows: list[tuple[TableCell, ...]] = []
-        for model, group in _by(cells, lambda cell: cell.outcome.cell.model.name).items():
+        for model, group in _group_cells(cells, lambda cell: cell.outcome.cell.model.name).items():
             rows = _matrix(group, attacks, measure)
             table_rows += [(technique, model, *row) for technique, row in rows]
             if any(cell is not None for _, row in rows for cell in row):
@@ -193,7 +193,7 @@ def _dataset_section(name: str, domain: str, cells: list[_Done]) -> Section:
     return Section(title=f"Data set {name}", blocks=tuple(blocks))
 
 
-def _by(cells: Sequence[_Done], key: Callable[[_Done], str]) -> dict[str, list[_Done]]:
+def _group_cells(cells: Sequence[_Done], key: Callable[[_Done], str]) -> dict[str, list[_Done]]:
     """Cells grouped by a key, in order of first occurrence."""
     groups: dict[str, list[_Done]] = defaultdict(list)
     for cell in cells:
@@ -209,11 +209,13 @@ def _matrix(
     cells: Sequence[_Done], attacks: tuple[str, ...], measure: Measure
 ) -> list[tuple[str, list[Estimate | None]]]:
     """One row for each technique, one column an attack; seeds are pooled."""
-    groups = _by(cells, lambda cell: str(cell.outcome.cell.technique.technique))
-    return [(technique, [_over(group, title, measure) for title in attacks]) for technique, group in groups.items()]
+    groups = _group_cells(cells, lambda cell: str(cell.outcome.cell.technique.technique))
+    return [
+        (technique, [_pool_attack(group, title, measure) for title in attacks]) for technique, group in groups.items()
+    ]
 
 
-def _over(cells: Sequence[_Done], title: str, measure: Measure) -> Estimate | None:
+def _pool_attack(cells: Sequence[_Done], title: str, measure: Measure) -> Estimate | None:
     """An attack's measure, pooled over the cells that have it."""
     found = [estimate for cell in cells if title in cell.attacks and (estimate := measure(cell.attacks[title]))]
     return pool_estimates(found) if found else None
@@ -255,7 +257,7 @@ def _factor_table(name: str, level: Callable[[_Done], tuple[float, str]], cells:
     rows: list[tuple[TableCell, ...]] = []
     for key in sorted(groups):
         group = groups[key]
-        rows.append((key[1], len(group), *(_over(group, title, auc_of) for title in titles)))
+        rows.append((key[1], len(group), *(_pool_attack(group, title, auc_of) for title in titles)))
     return Table(
         name=f"factor-{_slug(name)}",
         title=f"AUC by {name}",

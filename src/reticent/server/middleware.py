@@ -56,7 +56,7 @@ class AccessLog:
         # Not set back: what the server says of this request afterwards is said in the same task.
         TRACE.set(trace)
 
-        async def observed(message: Message) -> None:
+        async def send_observing_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -68,18 +68,18 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._serve(scope, receive, observed)
+            await self._serve(scope, receive, send_observing_status)
         except asyncio.CancelledError:
             # Nobody but the server cancels a request: it is stopping, and has waited for as long as it may.
             if status == CLIENT_LEFT:
-                await shutting_down().send(scope, receive, observed)
+                await shutting_down().send(scope, receive, send_observing_status)
         except Exception:
             if status != CLIENT_LEFT:
                 # The answer has begun. The server logs this, and closes the connection.
                 status = 500
                 raise
             logger.exception("a request failed", extra={"request_id": trace.id})
-            await internal_error().send(scope, receive, observed)
+            await internal_error().send(scope, receive, send_observing_status)
         finally:
             self._note(scope, status, time.perf_counter() - trace.arrived)
 

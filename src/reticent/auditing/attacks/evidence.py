@@ -100,7 +100,7 @@ class AbsentIngredientError(Exception):
     """Raised inside an attack's adapter for an ingredient that is not there; it never leaves the registry."""
 
 
-def required(ingredient: T | Missing | None, need: Need) -> T:
+def require(ingredient: T | Missing | None, need: Need) -> T:
     """The ingredient, if it is there.
 
     Raises:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reticent.auditing.attacks.evidence import AbsentIngredientError, Missing, Need, Score, TextEvidence, required
+from reticent.auditing.attacks.evidence import AbsentIngredientError, Missing, Need, Score, TextEvidence, require
 from reticent.auditing.attacks.ez_mia import ez_mia
 from reticent.auditing.attacks.gradient_norm import gradient_norm
 from reticent.auditing.attacks.likelihood import likelihood
@@ -68,16 +68,16 @@ class Attack:
 
 
 def _target(evidence: TextEvidence) -> TokenSignals:
-    return required(evidence.target, Need.TARGET)
+    return require(evidence.target, Need.TARGET)
 
 
 def _reference(evidence: TextEvidence) -> TokenSignals:
-    return required(evidence.reference, Need.REFERENCE)
+    return require(evidence.reference, Need.REFERENCE)
 
 
 def _rmia(evidence: TextEvidence) -> Score:
     mean_logp = likelihood(_target(evidence))
-    shadows = required(evidence.shadows, Need.SHADOWS)
+    shadows = require(evidence.shadows, Need.SHADOWS)
     if isinstance(mean_logp, Missing):
         return mean_logp
     if len(shadows.out_means) == 0:
@@ -88,14 +88,14 @@ def _rmia(evidence: TextEvidence) -> Score:
 
 def _lira(evidence: TextEvidence) -> Score:
     mean_logp = likelihood(_target(evidence))
-    shadows = required(evidence.shadows, Need.SHADOWS)
+    shadows = require(evidence.shadows, Need.SHADOWS)
     if isinstance(mean_logp, Missing):
         return mean_logp
     return lira(mean_logp, shadows.in_means, shadows.out_means, shadows.variances)
 
 
 def _spv(evidence: TextEvidence) -> Score:
-    target, calibration = _target(evidence), required(evidence.self_prompted, Need.SELF_PROMPTED)
+    target, calibration = _target(evidence), require(evidence.self_prompted, Need.SELF_PROMPTED)
     return spv(target, calibration.paraphrases_target, calibration.reference, calibration.paraphrases_reference)
 
 
@@ -120,14 +120,14 @@ ATTACKS: dict[AttackName, Attack] = dict(
             "Zlib",
             "Carlini 2021",
             (Need.TEXT,),
-            lambda e: zlib_entropy(_target(e), required(e.text, Need.TEXT)),
+            lambda e: zlib_entropy(_target(e), require(e.text, Need.TEXT)),
         ),
         _attack(
             AttackName.NEIGHBOURHOOD,
             "Neighbourhood",
             "Mattern 2023",
             (Need.NEIGHBOURS,),
-            lambda e: neighbourhood(_target(e), required(e.neighbour_means, Need.NEIGHBOURS)),
+            lambda e: neighbourhood(_target(e), require(e.neighbour_means, Need.NEIGHBOURS)),
         ),
         _attack(AttackName.MIN_K, "Min-K%", "Shi 2024", (), lambda e: min_k(_target(e))),
         _attack(AttackName.MIN_K_PLUS_PLUS, "Min-K%++", "Zhang 2024", (), lambda e: min_k_plus_plus(_target(e))),
@@ -136,7 +136,7 @@ ATTACKS: dict[AttackName, Attack] = dict(
             "Gradient norm",
             "arXiv 2402.17012",
             (Need.GRADIENT,),
-            lambda e: gradient_norm(required(e.gradient_norm, Need.GRADIENT)),
+            lambda e: gradient_norm(require(e.gradient_norm, Need.GRADIENT)),
         ),
         _attack(
             AttackName.EZ_MIA,
@@ -154,7 +154,7 @@ ATTACKS: dict[AttackName, Attack] = dict(
             "ReCaLL",
             "arXiv 2406.15968",
             (Need.PREFIX,),
-            lambda e: recall(required(e.prefixed, Need.PREFIX), _target(e)),
+            lambda e: recall(require(e.prefixed, Need.PREFIX), _target(e)),
         ),
     )
 )

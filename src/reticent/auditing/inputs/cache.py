@@ -35,7 +35,7 @@ class SignalCache:
     def read(self, fingerprint: str) -> dict[str, TokenSignals]:
         """Everything a scorer has said so far, by text hash."""
         found: dict[str, TokenSignals] = {}
-        for path in sorted(self._of(fingerprint).glob("*.npz")):
+        for path in sorted(self._folder_of(fingerprint).glob("*.npz")):
             found |= _read(path, fingerprint)
         return found
 
@@ -45,7 +45,7 @@ class SignalCache:
         Raises:
             StorageError: it cannot be written; what was there stays.
         """
-        folder = self._of(fingerprint)
+        folder = self._folder_of(fingerprint)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -54,7 +54,7 @@ class SignalCache:
         path = folder / f"{max(taken, default=0) + 1:06d}.npz"
         atomic_write(path, lambda scratch: _write(scratch, fingerprint, rows))
 
-    def _of(self, fingerprint: str) -> Path:
+    def _folder_of(self, fingerprint: str) -> Path:
         return self._folder / fingerprint
 
 

@@ -112,9 +112,9 @@ class _Norms:
         for batch in batches:
             texts = [encoded[i] for i in batch]
             if len(texts) == 1:
-                result[batch] = self._alone(texts[0])
+                result[batch] = self._norms_of_one(texts[0])
             else:
-                result[batch] = probed if batch is several else self._together(texts)
+                result[batch] = probed if batch is several else self._norms_of_several(texts)
             if progress is not None:
                 progress(len(batch))
         return result
@@ -122,13 +122,13 @@ class _Norms:
     def _probe_batched_norms(self, texts: Sequence[EncodedText]) -> NDArray[np.float64] | None:
         """The norms of several texts from one pass; None where passes over single ones, its ends, give others."""
         try:
-            found = self._together(texts)
+            found = self._norms_of_several(texts)
         except _MixedTextsError:
             return None
-        alone = np.concatenate([self._alone(texts[0]), self._alone(texts[-1])])
+        alone = np.concatenate([self._norms_of_one(texts[0]), self._norms_of_one(texts[-1])])
         return found if np.allclose(found[[0, -1]], alone, rtol=self._tolerance, atol=0.0) else None
 
-    def _alone(self, text: EncodedText) -> NDArray[np.float64]:
+    def _norms_of_one(self, text: EncodedText) -> NDArray[np.float64]:
         """One text's norms, [1, P]."""
         gradients = torch.autograd.grad(self._loss_of([text]), self._parameters, allow_unused=True)
         sums = _PowerSums(self._norms, 1)
@@ -137,7 +137,7 @@ class _Norms:
                 sums.add(gradient.flatten()[None])
         return sums.norms()
 
-    def _together(self, texts: Sequence[EncodedText]) -> NDArray[np.float64]:
+    def _norms_of_several(self, texts: Sequence[EncodedText]) -> NDArray[np.float64]:
         """The norms of several texts from one pass, [B, P]."""
         assert self._linears is not None
         calls = _LinearCalls(len(texts))
