@@ -104,7 +104,8 @@ def test_an_audit_without_a_single_figure_still_has_a_report():
 
 def test_what_audits_are_compared_by_stands_first():
     target = {"name": "m", "technique": "lora", "base": "smol", "trained_parameters": 921600, "training": {"epochs": 3}}
-    facts = audit_report(sample_audit(target=target)).sections[0].blocks[0]
+    sections = {section.title: section for section in audit_report(sample_audit(target=target)).sections}
+    facts = sections["What was audited, and how"].blocks[0]
     assert facts.rows == (
         ("technique", "lora"),
         ("base model", "smol"),

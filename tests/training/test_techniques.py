@@ -69,6 +69,24 @@ def shaken(module, seed=3):
     return module
 
 
+class RecordedSettings:
+    """Settings that remember which of them were read."""
+
+    def __init__(self):
+        self.read = set()
+
+    def __getattr__(self, name):
+        self.read.add(name)
+        return getattr(SETTINGS, name)
+
+
+@pytest.mark.parametrize("technique", [technique for technique in Technique if technique is not Technique.ICL])
+def test_a_technique_names_the_settings_it_reads(technique):
+    settings = RecordedSettings()
+    TECHNIQUES[technique].attach(tiny("llama"), settings)
+    assert settings.read == set(TECHNIQUES[technique].settings_read)
+
+
 def test_every_name_has_a_technique_and_the_document_a_row():
     assert list(TECHNIQUES) == list(Technique)
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE)

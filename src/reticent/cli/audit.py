@@ -123,6 +123,7 @@ def audit(options: AuditCommand) -> None:
     """Membership inference, exposure and extraction with intervals; texts appear by their hashes alone."""
     from reticent.api.audits import audit as run_audit
     from reticent.cli.progress import WorkProgress
+    from reticent.reports.audit_summary import summary_sentences
 
     try:
         with WorkProgress("texts") as progress:
@@ -142,7 +143,7 @@ def audit(options: AuditCommand) -> None:
     result = finished.result
     if options.as_json:
         shown = result.model_dump(mode="json", exclude={"attacks": {"__all__": {"roc", "histogram", "missing"}}})
-        print_json({"out": str(options.out), **shown})
+        print_json({"out": str(options.out), "summary": list(summary_sentences(result)), **shown})
     else:
         _print(result, options.out)
     if result.incomplete:
@@ -151,6 +152,8 @@ def audit(options: AuditCommand) -> None:
 
 def _print(result: "AuditResult", out: Path) -> None:
     from rich.table import Table
+
+    from reticent.reports.audit_summary import summary_sentences
 
     for warning in result.warnings:
         notes.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
@@ -178,10 +181,13 @@ def _print(result: "AuditResult", out: Path) -> None:
         )
     if result.one_run is not None:
         console.print(
-            f"ε from this one run: at least {result.one_run.epsilon:.2f} at {result.one_run.confidence:.0%} confidence",
+            "ε from this one run, a canary with all its copies exchanged for its twin: at least "
+            f"{result.one_run.epsilon:.2f} at {result.one_run.confidence:.0%} confidence",
             highlight=False,
             soft_wrap=True,
         )
+    for sentence in summary_sentences(result):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     notes.print(f"report: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 

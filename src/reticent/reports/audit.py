@@ -1,9 +1,10 @@
-"""The report of one audit: warnings, what was audited and how, the attacks, canaries, and the evidence page."""
+"""The report of one audit: three sentences, the attacks, canaries, what was audited and how, and the evidence page."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from reticent.auditing.results import AttackResult, AuditResult, CanaryResult, SkippedAttack
+from reticent.reports.audit_summary import CHANCE, summary_sentences
 from reticent.reports.evidence import count_texts_needed, evidence_section
 from reticent.reports.model import (
     Block,
@@ -19,23 +20,23 @@ from reticent.reports.model import (
     Table,
 )
 
-CHANCE = 0.5
 _MOST_LONG_VALUE = 200
 
 
 def audit_report(result: AuditResult) -> Report:
     """Turn an audit's result into a report."""
-    sections = [_subject(result), _attacks(result)]
-    if result.attacks:
-        sections.append(_scores(result))
+    sections = [_summary(result), _attacks(result)]
     if result.canaries or result.one_run is not None:
         sections.append(_canaries(result))
+    sections.append(_subject(result))
+    if result.attacks:
+        sections.append(_scores(result))
     sections += [evidence_section(result), _reproduction(result)]
     name = str(result.target.get("name", "model"))
     return Report(
         title=f"Audit of {name}",
         created=result.created,
-        warnings=tuple(dict.fromkeys([*result.warnings, *_attack_warnings(result)])),
+        warnings=tuple(dict.fromkeys([*result.warnings, *_cut_warning(result), *_attack_warnings(result)])),
         sections=tuple(sections),
     )
 
@@ -60,13 +61,14 @@ def attack_table(result: AuditResult, name: str = "attacks") -> Table:
         name=name,
         title="Attacks",
         columns=(
-            "Attack", "AUC", *(f"TPR at {100 * fpr:g} % FPR" for fpr in fprs), "Advantage", "ε at least", "Members",
-            "Non-members", "Not scored",
+            "Attack", "AUC", *(f"TPR at {100 * fpr:g} % FPR" for fpr in fprs), "Advantage",
+            "ε at least (a text added or removed)", "Members", "Non-members", "Not scored",
         ),
         rows=tuple(rows),
         note="AUC 0.5 is chance. TPR: the largest share of members found while at most that share of non-members is "
         "accused, without interpolation. Advantage: TPR less FPR at a threshold chosen on one half of the texts and "
-        "measured on the other. ε at least: what the counts at such a threshold refute, at their own confidence. "
+        "measured on the other. ε at least: the counts at such a threshold refute, at their own confidence, that "
+        "training was differentially private with a smaller ε, for data sets of which one has a text more. "
         "n < N: too few non-members for a figure, N are needed.",
     )  # fmt: skip
 
@@ -96,6 +98,20 @@ def _factors(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "learning rate", str(trained.get("learning_rate", ""))
     yield "members, non-members", f"{result.data.num_members:,}, {result.data.num_nonmembers:,}"
     yield "tokens of a text, at most", str(template.get("max_tokens", "")) if isinstance(template, Mapping) else ""
+
+
+def _summary(result: AuditResult) -> Section:
+    return Section(title="In short", blocks=tuple(Paragraph(text=text) for text in summary_sentences(result)))
+
+
+def _cut_warning(result: AuditResult) -> list[str]:
+    data, template = result.data, result.scoring.get("template")
+    if not data.num_truncated:
+        return []
+    most = template.get("max_tokens") if isinstance(template, Mapping) else None
+    where = "" if most is None else f" after {most:,} tokens"
+    texts = data.num_members + data.num_nonmembers
+    return [f"{data.num_truncated:,} of {texts:,} texts were cut{where}: only their beginnings were tried"]
 
 
 def _attack_warnings(result: AuditResult) -> list[str]:
@@ -263,7 +279,10 @@ def _canaries(result: AuditResult) -> Section:
         blocks.append(
             Facts(
                 rows=(
-                    ("ε at least, from one run", f"{one.epsilon:.3f} at δ = {one.delta:g}, {100 * one.confidence:g} %"),
+                    (
+                        "ε at least, from one run (a canary with all its copies exchanged for its twin)",
+                        f"{one.epsilon:.3f} at δ = {one.delta:g}, {100 * one.confidence:g} %",
+                    ),
                     (
                         "canaries guessed",
                         f"{one.num_correct:,} right of {one.num_guesses:,} among {one.num_canaries:,}",

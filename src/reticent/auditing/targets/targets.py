@@ -274,7 +274,8 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
     adapted = AdaptedFolder.open(Path(name).expanduser())
     manifest = adapted.manifest
     base = adapted.base(options.model)
-    is_whole = TECHNIQUES[manifest.technique].is_whole_model
+    technique = TECHNIQUES[manifest.technique]
+    is_whole = technique.is_whole_model
     # Before the adapted model, so that two bases are never in memory where one will do.
     expected = "" if is_whole else _loaded_base_digest(base, options.dtype or adapted.dtype, options)
     module, tokenizer = adapted.load(base, options.dtype, options.device)
@@ -283,7 +284,7 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
         "kind": TargetKind.ADAPTED.value,
         "name": name,
         "technique": manifest.technique.value,
-        "settings": manifest.settings.model_dump(mode="json"),
+        "settings": manifest.settings.model_dump(mode="json", include=set(technique.settings_read)),
         "training": manifest.training.model_dump(mode="json") if manifest.training else None,
         "differential_privacy": manifest.dp.model_dump(mode="json") if manifest.dp else "none",
         "trained_parameters": manifest.counts.trained_parameters,

@@ -27,6 +27,8 @@ class BottleneckTechnique(AdaptationTechnique):
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
+        scaled = ("parallel_scale",) if placement is Placement.PARALLEL else ()
+        self.settings_read = ("bottleneck", "dropout", *scaled)
 
     def is_on(self, module: nn.Module) -> bool:
         """True if the module has bottleneck adapters at this placement."""
@@ -38,7 +40,7 @@ class BottleneckTechnique(AdaptationTechnique):
             model,
             self.placement,
             width=settings.bottleneck,
-            scale=settings.parallel_scale,
+            scale=settings.parallel_scale if self.placement is Placement.PARALLEL else 1.0,
             dropout=settings.dropout,
         )
 

@@ -28,12 +28,14 @@ class AdaptationTechnique(ABC):
         reads_demonstrations: it trains nothing and reads member texts before every text.
         can_train_privately: records can be clipped one by one while it trains.
         can_recompute_activations: activations may be computed again in the backward pass rather than kept.
+        settings_read: names of the settings that it reads; the others are of other techniques.
     """
 
     is_whole_model: ClassVar[bool] = False
     reads_demonstrations: ClassVar[bool] = False
     can_train_privately: ClassVar[bool] = False
     can_recompute_activations: ClassVar[bool] = True
+    settings_read: tuple[str, ...] = ()
 
     @abstractmethod
     def is_on(self, module: nn.Module) -> bool:

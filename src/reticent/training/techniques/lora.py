@@ -13,6 +13,7 @@ class Lora(PeftTechnique):
     """Low-rank products beside linear modules, placed by structure."""
 
     peft_type = "LORA"
+    settings_read = ("rank", "alpha", "dropout", "target_modules")
     can_train_privately = True
 
     def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:

@@ -17,6 +17,7 @@ class PTuning(VirtualTokens):
     """Virtual tokens from a network that is as wide as an embedding; the tokens alone are stored."""
 
     peft_type = "P_TUNING"
+    settings_read = ("p_tuning_tokens",)
 
     def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
         """As many virtual tokens as the settings say."""

@@ -24,6 +24,7 @@ class PrefixTuning(PeftTechnique):
     """Keys and values before the text's, which begin as those of random words."""
 
     peft_type = "PREFIX_TUNING"
+    settings_read = ("prefix_tokens",)
     can_train_privately = True
     can_recompute_activations = False
 

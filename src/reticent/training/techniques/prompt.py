@@ -12,6 +12,7 @@ class PromptTuning(VirtualTokens):
     """Trained embeddings before the text's."""
 
     peft_type = "PROMPT_TUNING"
+    settings_read = ("prompt_tokens",)
 
     def attach(self, model: Any, settings: TechniqueSettings) -> nn.Module:
         """As many virtual tokens as the settings say."""
