@@ -45,8 +45,8 @@ test-portable: $(INSTALLED) ## run the numeric tests as a processor without AVX-
 bench: $(INSTALLED) ## compare speed and memory with transformers and PEFT; see docs/performance.md
 	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks $(BENCH)
 
-experiments: $(INSTALLED) ## run every script of experiments/ in its small setting; see experiments/README.md
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m experiments $(EXPERIMENTS)
+experiments: $(INSTALLED) ## run every script of experiments/ on a tiny random model; SIZE=local for the results (hours)
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m experiments $(if $(SIZE),--size $(SIZE)) $(EXPERIMENTS)
 
 docs: $(INSTALLED) ## build the documentation site into build/site; every link is checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean

@@ -1,4 +1,4 @@
-"""`python -m experiments`: every script, one after another; `make experiments` runs them in the small setting."""
+"""`python -m experiments`: every script, one after another; `make experiments` runs them on a tiny random model."""
 
 import argparse
 import importlib
@@ -16,7 +16,9 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("python -m experiments", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), metavar="NAME", help="these scripts only")
-    parser.add_argument("--size", default=Size.SMOKE.value, help="smoke, local or paper (default: %(default)s)")
+    parser.add_argument(
+        "--size", default=Size.SMOKE.value, help="smoke, local, reproduction or paper (default: %(default)s)"
+    )
     options, passed_on = parser.parse_known_args(arguments)
     for name in options.only or EXPERIMENTS:
         sys.stderr.write(f"== {name}\n")

@@ -7,18 +7,41 @@ from typing import Any
 Results = Mapping[str, Any]
 """The `results` of a result file."""
 
-AGREES = "agrees"
+AGREES, DIFFERS, TOO_UNCERTAIN = "agrees", "differs", "too uncertain"
+WIDEST_BAND = 0.15
+"""A wider interval of a share says nothing: almost every number of the paper lies in it."""
+_ROUNDING = 0.005
+"""The ends of the paper's ranges are given to whole percent."""
 SMALLEST, PAPER_K = 2.0**-32, 200
 _SETTING = "another base, corpus and length of texts, and how hard worlds are trained decides it (sweep)"
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Our number as text, and the range that it may lie in: its interval, or the values of several rows."""
+    """Our number.
+
+    Attributes:
+        text: as it is shown.
+        low, high: the range that it may lie in: its interval.
+        last: of a range, the interval of its upper end; `low` and `high` are then of its lower end.
+        is_share: whether it is a share, whose interval can be too wide to say anything.
+    """
 
     text: str
     low: float
     high: float
+    last: tuple[float, float] | None = None
+    is_share: bool = False
+
+    @property
+    def widest_band(self) -> float:
+        """The width of its interval, of a range the wider one."""
+        return max(high - low for low, high in self.ends)
+
+    @property
+    def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The intervals of both ends; of a single number twice the same."""
+        return (self.low, self.high), self.last or (self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -29,9 +52,10 @@ class Comparison:
         experiment: whose results hold ours.
         quantity: what it is.
         paper: as the paper has it.
-        low, high: the range that the paper's rounding leaves.
+        low, high: the range that the paper's rounding leaves; of a range of the paper's, its two ends.
         ours: finds ours; None where the results have no such row.
-        because: said where the two ranges do not meet.
+        because: said where the two do not agree.
+        is_range: whether the paper gives a range, which is compared with ours end by end.
     """
 
     experiment: str
@@ -41,12 +65,25 @@ class Comparison:
     high: float
     ours: Callable[[Results], Ours | None]
     because: str
+    is_range: bool = False
 
     def verdict(self, ours: Ours) -> str:
-        """Agreement of ours with the paper's, or the reason why it may differ."""
-        if ours.low <= self.high and ours.high >= self.low:
-            return AGREES
-        return f"{'higher' if ours.low > self.high else 'lower'}: {self.because}"
+        """`AGREES` where intervals meet, of ranges at both ends; `TOO_UNCERTAIN` where ours is too wide to say."""
+        if ours.is_share and ours.widest_band > WIDEST_BAND:
+            return TOO_UNCERTAIN
+        wanted = [(self.low, self.high)] * 2
+        if self.is_range:
+            wanted = [(end - _ROUNDING, end + _ROUNDING) for end in (self.low, self.high)]
+        meets = [mine[0] <= high and mine[1] >= low for mine, (low, high) in zip(ours.ends, wanted, strict=True)]
+        return AGREES if all(meets) else DIFFERS
+
+    def explain(self, ours: Ours) -> str:
+        """Say the verdict, and of what differs in which direction it does and why that may be."""
+        verdict = self.verdict(ours)
+        if verdict != DIFFERS:
+            return verdict
+        middle, papers = (ours.low + ours.ends[1][1]) / 2, (self.low + self.high) / 2
+        return f"{'higher' if middle > papers else 'lower'}: {self.because}"
 
 
 def interval(value: float, error: float | None) -> tuple[float, float]:
@@ -61,19 +98,20 @@ def percent(mean: Mapping[str, Any] | None) -> Ours | None:
         return None
     value, error = mean["value"], mean["standard_error"]
     text = f"{100 * value:.1f} %" + ("" if error is None else f" ± {100 * error:.1f}")
-    return Ours(text, *interval(value, error))
+    return Ours(text, *interval(value, error), is_share=True)
 
 
 def spread(means: Iterable[Mapping[str, Any] | None]) -> Ours | None:
-    """Several means as the range of their values with the largest standard error; compared with all intervals."""
+    """Several means as the range of their values with the largest standard error; each end has its own interval."""
     known = [mean for mean in means if mean is not None]
     if not known:
         return None
     values = [mean["value"] for mean in known]
-    bands = [interval(mean["value"], mean.get("standard_error")) for mean in known]
+    smallest, largest = (end(known, key=lambda mean: mean["value"]) for end in (min, max))
+    first, last = (interval(mean["value"], mean.get("standard_error")) for mean in (smallest, largest))
     errors = [mean["standard_error"] for mean in known if mean.get("standard_error") is not None]
     text = f"{100 * min(values):.1f} to {100 * max(values):.1f} %" + (f" ± {100 * max(errors):.1f}" if errors else "")
-    return Ours(text, min(low for low, _ in bands), max(high for _, high in bands))
+    return Ours(text, *first, last=last, is_share=True)
 
 
 def _first(rows: Iterable[Mapping[str, Any]], **wanted: object) -> Mapping[str, Any]:
@@ -85,11 +123,49 @@ def _stability(name: str) -> Callable[[Results], Ours | None]:
     return lambda results: percent(_first(results["stability"]["rows"], num_candidates=PAPER_K).get(name))
 
 
-def _utility(decoder: str, name: str, *budgets: float) -> Callable[[Results], Ours | None]:
+def _utility(decoder: str, name: str, *budgets: float, method: str = "gaussian") -> Callable[[Results], Ours | None]:
     def ours(results: Results) -> Ours | None:
         rows = _first(results["utility"], decoder=decoder)["rows"]
-        found = [_first(rows, method="gaussian", step_budget=budget).get(name) for budget in budgets]
+        found = [_first(rows, method=method, step_budget=budget).get(name) for budget in budgets]
         return percent(found[0]) if len(found) == 1 else spread(found)
+
+    return ours
+
+
+def _of_full_gain(decoder: str, method: str) -> Callable[[Results], Ours | None]:
+    """The share of the full-data gain at the smallest budget.
+
+    Results that lack it get it from their accuracies; its error is then bounded from above by the errors of the two
+    shares of the noiseless gain, as if they were fully correlated in the worst direction.
+    """
+
+    def ours(results: Results) -> Ours | None:
+        rows = _first(results["utility"], decoder=decoder)["rows"]
+        row = _first(rows, method=method, step_budget=SMALLEST)
+        if row.get("of_full_gain") is not None:
+            return percent(row["of_full_gain"])
+        public, full = _first(rows, method="public"), _first(rows, method="full-data")
+        if not (row.get("kept") and full.get("kept")):
+            return None
+        at = public["accuracy"]["value"]
+        share = (row["accuracy"]["value"] - at) / (full["accuracy"]["value"] - at)
+        relative = sum(each["kept"]["standard_error"] / abs(each["kept"]["value"]) for each in (row, full))
+        return percent({"value": share, "standard_error": abs(share) * relative})
+
+    return ours
+
+
+def _cost_in_errors(decoder: str) -> Callable[[Results], Ours | None]:
+    """The accuracy that noise costs at the smallest budget, in standard errors of the accuracy."""
+
+    def ours(results: Results) -> Ours | None:
+        found = _first(results["utility"], decoder=decoder)
+        row = _first(found["rows"], method="gaussian", step_budget=SMALLEST)
+        if row.get("kept") is None:
+            return None
+        cost = (1 - row["kept"]["value"]) * found["gain"]["value"]
+        in_errors = cost / row["accuracy"]["standard_error"]
+        return Ours(f"{in_errors:.2f} ({100 * cost:.2f} points)", in_errors, in_errors)
 
     return ours
 
@@ -192,12 +268,36 @@ COMPARISONS: Sequence[Comparison] = (
         "another base and vocabulary, and other texts",
     ),
     Comparison(
-        "utility", "gain kept at 2^-32, greedy", "74.3 %", 0.7425, 0.7435, _utility("greedy", "kept", SMALLEST),
-        _SETTING,
+        "utility", "share of the full-data gain at 2^-32, greedy", "74.3 %", 0.7425, 0.7435,
+        _of_full_gain("greedy", "gaussian"), _SETTING,
     ),
     Comparison(
-        "utility", "gain kept at 2^-32, Gumbel", "84.4 %", 0.8435, 0.8445, _utility("gumbel", "kept", SMALLEST),
-        _SETTING,
+        "utility", "share of the full-data gain at 2^-32, Gumbel", "84.4 %", 0.8435, 0.8445,
+        _of_full_gain("gumbel", "gaussian"), _SETTING,
+    ),
+    Comparison(
+        "utility", "share of the noiseless gain at 2^-32, greedy", "", 0.0, 1.0,
+        _utility("greedy", "kept", SMALLEST), "",
+    ),
+    Comparison(
+        "utility", "share of the noiseless gain at 2^-32, Gumbel", "", 0.0, 1.0,
+        _utility("gumbel", "kept", SMALLEST), "",
+    ),
+    Comparison(
+        "utility", "accuracy that noise costs, in standard errors of the accuracy, greedy", "within 1", -1.0, 1.0,
+        _cost_in_errors("greedy"), _SETTING,
+    ),
+    Comparison(
+        "utility", "accuracy that noise costs, in standard errors of the accuracy, Gumbel", "within 1", -1.0, 1.0,
+        _cost_in_errors("gumbel"), _SETTING,
+    ),
+    Comparison(
+        "utility", "the mixture: share of the noiseless gain at 2^-32, greedy", "", 0.0, 1.0,
+        _utility("greedy", "kept", SMALLEST, method="mixture"), "",
+    ),
+    Comparison(
+        "utility", "the mixture: share of the noiseless gain at 2^-32, Gumbel", "", 0.0, 1.0,
+        _utility("gumbel", "kept", SMALLEST, method="mixture"), "",
     ),
     Comparison(
         "utility", "change of the gain kept from 2^-24 to 2^-32, Gumbel", "none", -0.01, 0.01, _flatness,
@@ -206,7 +306,7 @@ COMPARISONS: Sequence[Comparison] = (
     Comparison(
         "utility", "flips on dissent from 2^-4 to 2^-32, greedy", "26 to 52 %", 0.26, 0.52,
         _utility("greedy", "flips", 2.0**-4, SMALLEST),
-        "more than two distinct votes where worlds dissent make more flips",
+        "more than two distinct votes where worlds dissent make more flips", is_range=True,
     ),
     Comparison(
         "composition", "record named right at 2^-8, greedy", "near 50 %", 0.49, 0.52,
@@ -221,6 +321,7 @@ COMPARISONS: Sequence[Comparison] = (
     Comparison(
         "leakage", "share of the charge that is leaked, greedy, b up to 2^-16", "17.0 to 18.8 %", 0.170, 0.188,
         _leakage("share_of_charge"), "the share is the dissent rate, and worlds dissent at another rate here",
+        is_range=True,
     ),
     Comparison(
         "leakage", "dissent rate, greedy", "16.6 %", 0.1655, 0.1665, _leakage("dissent"), _SETTING,
@@ -237,6 +338,7 @@ COMPARISONS: Sequence[Comparison] = (
     Comparison(
         "canary", "canary tokens emitted, member and non-member worlds", "49 to 51 %", 0.49, 0.51, _emission,
         "one half is the rate where two votes are cast; more distinct votes, or agreement of all worlds, move it",
+        is_range=True,
     ),
     Comparison(
         "cost", "a release, greedy / Gumbel", "0.223 ms", 0.2225, 0.2235, _release_milliseconds,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.pac.common import HERE
-from experiments.pac.comparisons import AGREES, COMPARISONS, Comparison, Ours
+from experiments.pac.comparisons import AGREES, COMPARISONS, WIDEST_BAND, Comparison, Ours
 from experiments.pac.operating_point import FILE_NAME, OperatingPoint
 from experiments.pac.settings import Domain
 from reticent._files import atomic_write_bytes
@@ -31,7 +31,13 @@ _HEADS = " | ".join(_COLUMNS.values())
 Found = Mapping[tuple[str, Domain], Mapping[str, Any]]
 """The content of each result file that there is."""
 _NOT_YET = "–"  # noqa: RUF001 - a dash in a table
-_LEGEND = "± is one standard error, of a range the largest. A dash: not run yet, or no such row."
+_LEGEND = (
+    "± is one standard error, of a range the largest; brackets elsewhere are 95 %. A dash: not run yet, or no such "
+    "row. Verdicts, Wikipedia / NIH: `agrees` where our interval of two standard errors meets the paper's number, of "
+    f"ranges at both ends; `too uncertain` where it is wider than {100 * WIDEST_BAND:.0f} points. The paper's 74.3 and "
+    "84.4 % are shares of the full-data gain; where a result lacks that share, it is worked out from the accuracies "
+    "and its error is an upper bound."
+)
 
 _INTRODUCTION = """# Experiments
 
@@ -39,13 +45,16 @@ Everything that arXiv 2609.05676 measures, repeated by one command each, and put
 script a table or figure with its result beside it: `NAME-DOMAIN.json` has every number, `.md` the tables, `.svg` the
 figures, each with command, revision, seed, versions and machine.
 
-    make experiments                                            every script in the small setting, in minutes
+    make experiments                                            every script on a tiny random model: they run
+    make experiments SIZE=local                                 every script as here, some hours on two cores
     python -m experiments.pac.sweep                             first: chooses the operating point on validation texts
     python -m experiments.pac.utility --domain nih              then any other; the runs they share are built once
     python -m experiments.pac.summary                           rewrites this page
 
-`--size local`, the default, is what fits two cores: SmolLM2-135M, m = 128, 256 texts of 96 tokens. `--size paper` is
-the published setting, GPT-2-small and 2,048 articles of WikiText-103, fetched from the hub; it wants an accelerator.
+`--size local`, a script's default, is what fits two cores: SmolLM2-135M, m = 128, 256 texts of 96 tokens. `--size
+reproduction` is a run that can be put beside the paper: 700 articles of 192 tokens, plain or (`--domain wikitext-form`)
+in the surface form of WikiText-103. `--size paper` is the published setting, GPT-2-small and 2,048 articles of
+WikiText-103, fetched from the hub; it wants an accelerator.
 Private texts are read from `--data`, and nothing of them is written to the results.
 """
 
@@ -79,13 +88,19 @@ def page(results: Found, folder: Path, beside: Path) -> str:
     if (point := _operating_point(folder)) is not None:
         lines += ["## Operating point", "", point, ""]
     lines += ["## The paper and ours", ""]
-    lines += [f"| experiment | quantity | paper | {_HEADS} |", "|---|---|---|---|---|"]
+    lines += [f"| experiment | quantity | paper | {_HEADS} | verdict |", "|---|---|---|---|---|---|"]
     lines += [_row(comparison, results) for comparison in COMPARISONS]
     lines += ["", _LEGEND, "", "## Where they differ", ""]
     nothing = "Nowhere, among the results that there are." if results else "There are no results yet."
     lines += list(_differences(results)) or [nothing]
     lines += ["", "## All results", "", f"| experiment | shows | {_HEADS} |", "|---|---|---|---|"]
     lines += [_links(name, shows, results, place) for name, shows in EXPERIMENTS.items()]
+    stem = (place / "dissent-cost-all").as_posix()
+    lines += [
+        "",
+        f"[When the Gaussian release works]({stem}.md) ([json]({stem}.json)) fits what noise costs at a dissenting ",
+    ]
+    lines[-1] += "position to all of these runs, and has a table of the number of worlds."
     if warnings := list(_warnings(results)):
         lines += ["", "## Warnings that the results carry", "", *warnings]
     return "\n".join(lines) + "\n"
@@ -103,17 +118,26 @@ def _row(comparison: Comparison, results: Found) -> str:
         comparison.quantity,
         comparison.paper,
         *(_NOT_YET if o is None else o.text for o in ours),
+        _verdicts(comparison, ours),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _verdicts(comparison: Comparison, ours: Sequence[Ours | None]) -> str:
+    """The verdict of each column, once where all are the same; none where the paper has no such number."""
+    found = [comparison.verdict(each) for each in ours if each is not None]
+    if not comparison.paper or not found:
+        return ""
+    return found[0] if len(set(found)) == 1 else " / ".join(found)
 
 
 def _differences(results: Found) -> Iterator[str]:
     for comparison in COMPARISONS:
         for domain in _COLUMNS:
             ours = _ours(comparison, results, domain)
-            verdict = None if ours is None else comparison.verdict(ours)
-            if ours is not None and verdict != AGREES:
-                yield f"- {comparison.quantity}, {domain}: {ours.text} against {comparison.paper}; {verdict}."
+            if ours is not None and comparison.paper and comparison.verdict(ours) != AGREES:
+                explained = comparison.explain(ours)
+                yield f"- {comparison.quantity}, {domain}: {ours.text} against {comparison.paper}; {explained}."
 
 
 def _operating_point(folder: Path) -> str | None:

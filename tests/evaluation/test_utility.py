@@ -86,6 +86,31 @@ def test_the_curator_itself_gives_the_same_accuracy_and_flips():
         assert value == pytest.approx(np.mean(sample), abs=5 * np.sqrt(2) * error)
 
 
+def test_both_denominators_and_the_cost_of_noise_are_worked_by_hand():
+    """Of 8 positions the public model has 2, each world 5, the full adapter 6, so shares are of 3 and of 4."""
+    targets = [1, 1, 1, 1, 1, 1, 1, 1]
+    worlds = np.array([[1] * 6] * 5 + [[2] * 6] * 3)
+    full = [1, 1, 1, 1, 1, 1, 2, 2]
+    tensor = tensor_of(worlds, targets, [1, 1, 0, 0, 0, 0, 0, 0], full=full, lengths=[4, 4])
+    result = utility(tensor, Decoder.GUMBEL, UtilitySettings(budgets=(TINY,), num_sessions=3))
+    assert result.row("noiseless").of_full_gain.value == pytest.approx(3 / 4)
+    assert result.row("full-data").kept.value == pytest.approx(4 / 3)
+    assert result.row("full-data").of_full_gain.value == pytest.approx(1)
+    for mechanism in ReleaseMechanism:
+        row = result.row(mechanism.value, TINY)
+        assert (row.kept.value, row.of_full_gain.value) == (pytest.approx(1), pytest.approx(3 / 4))
+        assert row.noise_cost.value == 0
+
+
+def test_the_cost_of_noise_is_what_the_share_misses():
+    tensor = random_tensor(num_texts=6, length=50, dissent=0.4)
+    result = utility(tensor, Decoder.GUMBEL, UtilitySettings(budgets=(TINY,), num_sessions=16))
+    for mechanism in ReleaseMechanism:
+        row = result.row(mechanism.value, TINY)
+        assert row.noise_cost.value == pytest.approx((1 - row.kept.value) * result.gain.value, abs=2e-3)
+        assert (row.of_full_gain is None) == (not tensor.has_full)
+
+
 def test_without_a_gain_no_share_of_it_is_given():
     tensor = tensor_of([[1, 2]] * 4, [0] * 4, [0] * 4, lengths=[2, 2])
     result = utility(tensor, Decoder.GREEDY, UtilitySettings(budgets=(0.1,), num_sessions=2))

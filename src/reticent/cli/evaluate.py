@@ -128,7 +128,7 @@ def _studies(text: str) -> "tuple[Study, ...]":
 def _print(result: "Evaluation", out: Path) -> None:
     from rich.table import Table
 
-    from reticent.reports.evaluation import budget_text, plus_minus
+    from reticent.reports.evaluation import budget_text, plus_minus, recommendation_text
 
     for found in result.utility:
         table = Table(
@@ -144,4 +144,6 @@ def _print(result: "Evaluation", out: Path) -> None:
             table.add_row(row.method, budget_text(row.step_budget), *means)
         console.print(table)
         console.print(f"all worlds agree at {found.unanimity.value:.1%} of positions", highlight=False)
+    for recommended in result.recommendations:
+        console.print(recommendation_text(recommended), highlight=False, markup=False, soft_wrap=True)
     console.print(f"report: {out / 'report.html'}", highlight=False, markup=False)

@@ -28,6 +28,7 @@ from reticent.evaluation.cost import Cost, cost
 from reticent.evaluation.fidelity import Fidelity, fidelity
 from reticent.evaluation.held_out import TestTexts, read_test_texts
 from reticent.evaluation.leakage import Leakage, leakage
+from reticent.evaluation.recommendation import Recommendation, recommend
 from reticent.evaluation.sessions import Composition, SessionSettings, composition, simulate_sessions
 from reticent.evaluation.stability import Stability, stability
 from reticent.evaluation.utility import BUDGETS, Utility, UtilitySettings, utility
@@ -110,6 +111,7 @@ class Evaluation(FiniteModel):
     data: dict[str, Any]
     settings: dict[str, Any]
     utility: tuple[Utility, ...] = ()
+    recommendations: tuple[Recommendation, ...] = ()
     stability: Stability | None = None
     fidelity: Fidelity | None = None
     composition: tuple[Composition, ...] = ()
@@ -142,7 +144,8 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
         progress.note(f"warning: {warning}")
     tensor, vocab_size, max_tokens, truncated = _votes(request, run, base, texts, progress)
     found = _studies(request, run, settings, tensor, vocab_size, progress)
-    verdicts = verdict_warnings(found.get("utility", ()))
+    utilities: tuple[Utility, ...] = found.get("utility", ())
+    verdicts = verdict_warnings(utilities)
     for warning in verdicts:
         progress.note(f"warning: {warning}")
     evaluation = Evaluation(
@@ -160,6 +163,7 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
         warnings=(*texts.warnings, *verdicts),
         versions=package_versions(),
         machine={"platform": platform.platform(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        recommendations=tuple(each for each in map(recommend, utilities) if each is not None),
         **found,
     )
     text = evaluation.model_dump_json(indent=2) + "\n"

@@ -2,9 +2,10 @@
 
 The positions of all texts, in order, are one deployment's history: S and the posterior persist, as they must. Each
 budget is run with several secrets and noise draws at once, and a row's accuracy is the mean over them. The share of
-the fine-tuning gain kept is (accuracy − public) / (noiseless − public); for a mechanism `noiseless` has the same
-secrets, for everything else it is the mean over all worlds. Standard errors are over texts; the draws are common to
-all texts, so what they add is not in them.
+the noiseless gain kept is (accuracy − public) / (noiseless − public); for a mechanism `noiseless` has the same
+secrets, for everything else it is the mean over all worlds. The share of the full-data gain, which arXiv 2609.05676
+reports, has the accuracy of one adapter on all records in place of `noiseless`. Standard errors are over texts; the
+draws are common to all texts, so what they add is not in them.
 
 Shape suffixes: N positions, M worlds, R sessions.
 """
@@ -36,7 +37,9 @@ class UtilityRow(FiniteModel):
         method: `public`, `full-data`, `full-data-unrestricted`, `noiseless`, a control, or a release mechanism.
         step_budget: b in nats, for a release mechanism.
         accuracy: share of positions with the text's own next token.
-        kept: share of the fine-tuning gain; None where there is no gain, and for the two ends of the scale.
+        kept: share of the noiseless gain; None where there is no gain, and for the two ends of the scale.
+        of_full_gain: share of the gain of one adapter on all records; None without such an adapter or a gain of it.
+        noise_cost: noiseless accuracy, with the same secrets, less this one; for a release mechanism.
         flips: share of dissenting positions whose token is not the realised world's vote; for a release mechanism.
     """
 
@@ -44,6 +47,8 @@ class UtilityRow(FiniteModel):
     step_budget: float | None = None
     accuracy: Mean
     kept: Mean | None = None
+    of_full_gain: Mean | None = None
+    noise_cost: Mean | None = None
     flips: Mean | None = None
 
 
@@ -103,7 +108,12 @@ def utility(tensor: VoteTensor, decoder: Decoder, settings: UtilitySettings | No
     settings = settings or UtilitySettings()
     votes, spans = tensor.votes(decoder), tensor.spans
     hits_NM = votes.worlds_NM == tensor.targets_N[:, None]
-    scale = _Scale(spans, spans.sums(votes.public_N == tensor.targets_N), spans.sums(hits_NM))
+    scale = _Scale(
+        spans,
+        spans.sums(votes.public_N == tensor.targets_N),
+        spans.sums(hits_NM),
+        spans.sums(votes.full_N == tensor.targets_N) if tensor.has_full else None,
+    )
     generator = np.random.default_rng([settings.seed, 0])
     rows = [*_ends(tensor, decoder, scale), *_controls(tensor, decoder, settings.num_sessions, generator, scale)]
     rows += [
@@ -124,11 +134,12 @@ def utility(tensor: VoteTensor, decoder: Decoder, settings: UtilitySettings | No
 
 @dataclass(frozen=True)
 class _Scale:
-    """The two ends between which a gain is kept: right tokens a text of the public model, and of each world."""
+    """The ends between which a gain is kept: right tokens a text of the public model, each world, the full adapter."""
 
     spans: TextSpans
     public_I: NDArray[np.float64]
     worlds_IM: NDArray[np.float64]
+    full_I: NDArray[np.float64] | None
 
     @property
     def noiseless(self) -> NDArray[np.float64]:
@@ -143,22 +154,36 @@ class _Scale:
 
     def kept(self, right_I: NDArray[np.float64], noiseless_I: NDArray[np.float64] | None = None) -> Mean | None:
         """The share of the gain that is kept, or None where the total gain is not positive."""
-        gain_I = (self.noiseless if noiseless_I is None else noiseless_I) - self.public_I
-        if not gain_I.sum() > 0.0:
-            return None
-        return ratio(right_I - self.public_I, gain_I)
+        return self._share(right_I, self.noiseless if noiseless_I is None else noiseless_I)
+
+    def of_full_gain(self, right_I: NDArray[np.float64]) -> Mean | None:
+        """The share of the full adapter's gain, or None where there is none."""
+        return None if self.full_I is None else self._share(right_I, self.full_I)
+
+    def _share(self, right_I: NDArray[np.float64], best_I: NDArray[np.float64]) -> Mean | None:
+        gain_I = best_I - self.public_I
+        return ratio(right_I - self.public_I, gain_I) if gain_I.sum() > 0.0 else None
 
     def row(self, method: str, hits_N: NDArray[np.float64] | NDArray[np.bool_]) -> UtilityRow:
         """The row of a method whose chance of the right token at each position is given."""
         right_I = self.spans.sums(hits_N)
-        return UtilityRow(method=method, accuracy=ratio(right_I, self.sizes), kept=self.kept(right_I))
+        return UtilityRow(
+            method=method,
+            accuracy=ratio(right_I, self.sizes),
+            kept=self.kept(right_I),
+            of_full_gain=self.of_full_gain(right_I),
+        )
 
 
 def _ends(tensor: VoteTensor, decoder: Decoder, scale: _Scale) -> list[UtilityRow]:
     votes, targets_N = tensor.votes(decoder), tensor.targets_N
     rows = [
         UtilityRow(method="public", accuracy=ratio(scale.public_I, scale.sizes)),
-        UtilityRow(method="noiseless", accuracy=ratio(scale.noiseless, scale.sizes)),
+        UtilityRow(
+            method="noiseless",
+            accuracy=ratio(scale.noiseless, scale.sizes),
+            of_full_gain=scale.of_full_gain(scale.noiseless),
+        ),
     ]
     if tensor.has_full:
         rows.append(scale.row("full-data", votes.full_N == targets_N))
@@ -202,6 +227,8 @@ def _measure_mechanism(
         step_budget=budget,
         accuracy=ratio(right_I, scale.sizes),
         kept=scale.kept(right_I, noiseless_I),
+        of_full_gain=scale.of_full_gain(right_I),
+        noise_cost=ratio(noiseless_I - right_I, scale.sizes),
         flips=flips,
     )
 

@@ -60,8 +60,8 @@ def _consequence(result: AuditResult, best: AttackResult | None) -> str:
     found = best.tpr_at(_SHOWN_FPR)
     if best.auc.low > CHANCE or (found is not None and found.low > _SHOWN_FPR):
         return (
-            "Whoever can query the model can thus tell that texts were in its training data: treat it as confidential as "
-            f"those texts{_private_training(result)}."
+            "Whoever can query the model can thus tell that texts were in its training data: treat it as confidential "
+            f"as those texts{_private_training(result)}."
         )
     return (
         "None of these attacks does better than chance here; that limits these attacks on these texts, not every "

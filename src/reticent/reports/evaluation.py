@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from reticent.evaluation.cost import Cost
 from reticent.evaluation.fidelity import Fidelity
+from reticent.evaluation.recommendation import Recommendation
 from reticent.evaluation.run_evaluation import Evaluation
 from reticent.evaluation.stability import Stability
 from reticent.evaluation.utility import Utility, UtilityRow
@@ -21,7 +22,8 @@ def evaluation_report(result: Evaluation) -> Report:
     """Turn an evaluation into a report."""
     sections: list[Section] = []
     if result.utility:
-        sections.append(Section(title="Utility and budget", blocks=tuple(_utility_blocks(result.utility))))
+        recommended = [Paragraph(text=recommendation_text(each)) for each in result.recommendations]
+        sections.append(Section(title="Utility and budget", blocks=(*recommended, *_utility_blocks(result.utility))))
     if result.stability is not None:
         sections.append(Section(title="Stability", blocks=_stability_blocks(result.stability)))
     if result.fidelity is not None:
@@ -41,14 +43,35 @@ def evaluation_report(result: Evaluation) -> Report:
     )
 
 
+def recommendation_text(recommended: Recommendation) -> str:
+    """The mechanism to choose for one decoder, and why, as one paragraph."""
+    return f"Recommended for {recommended.decoder} votes: --release {recommended.mechanism}. {recommended.reason}"
+
+
 def utility_table(result: Utility) -> Table:
     """Every method with its accuracy, the share of the gain it keeps, and its flips."""
     return Table(
         name=f"utility-{result.decoder.value}",
         title=f"Next-token accuracy, {result.decoder.value} votes",
-        columns=("Method", "Nats a token", "Accuracy", "Share of gain kept", "Flips on dissent"),
+        columns=(
+            "Method",
+            "Nats a token",
+            "Accuracy",
+            "Of the noiseless gain",
+            "Of the full-data gain",
+            "Noise cost",
+            "Flips on dissent",
+        ),
         rows=tuple(
-            (row.method, budget_text(row.step_budget), cell(row.accuracy), cell(row.kept), cell(row.flips))
+            (
+                row.method,
+                budget_text(row.step_budget),
+                cell(row.accuracy),
+                cell(row.kept),
+                cell(row.of_full_gain),
+                cell(row.noise_cost),
+                cell(row.flips),
+            )
             for row in result.rows
         ),
         note=f"Gain of a noiseless world over the public model: {result.gain.value:+.2%}; all worlds agree at "
