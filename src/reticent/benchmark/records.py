@@ -153,10 +153,19 @@ def read_cell_audit(folder: Path) -> AuditResult:
 
 
 def source_revision() -> str | None:
-    """The commit that the program's source is checked out at; None outside a checkout."""
-    git = Path(__file__).parents[3] / ".git"
+    """The commit that the program's source is checked out at, also in a further work tree; None outside a checkout."""
+    return checked_out_commit(Path(__file__).parents[3])
+
+
+def checked_out_commit(root: Path) -> str | None:
+    """The commit that a work tree of git is at, read from git's files; None where there is none."""
+    git = root / ".git"
     try:
-        head = (git / "HEAD").read_text("ascii").strip()
+        if git.is_file():
+            own = root / git.read_text("utf-8").strip().removeprefix("gitdir: ")
+            head, git = (own / "HEAD").read_text("ascii").strip(), own / (own / "commondir").read_text("utf-8").strip()
+        else:
+            head = (git / "HEAD").read_text("ascii").strip()
         if not head.startswith("ref: "):
             return head
         reference = git / head.removeprefix("ref: ")
