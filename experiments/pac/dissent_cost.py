@@ -1,4 +1,4 @@
-"""When the Gaussian release works: the accuracy it loses at a dissenting position, over every run that was measured.
+"""Fit of the accuracy that the Gaussian release loses at a dissenting position, over every run that was measured.
 
 A unanimous position loses nothing, so the loss is noise's at dissenting positions alone: with c lost at each,
 
