@@ -48,7 +48,7 @@ SMALLER = {
 
 ELSEWHERE = {
     "make test": "runs this test",
-    "make experiments": "takes an hour; tests/experiments runs every script in its smallest setting",
+    "make experiments SIZE=local": "takes hours; tests/experiments runs every script in its smallest setting",
 }
 
 

@@ -36,7 +36,7 @@ _TOKENS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One run under one decoder, at the smallest budget.
 
     Attributes:
@@ -57,7 +57,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Fit:
+class LossFit:
     """The fitted loss c at a dissenting position.
 
     Attributes:
@@ -74,7 +74,7 @@ class Fit:
     p_value: float
 
 
-def fit_loss(runs: Sequence[Run]) -> Fit:
+def fit_loss(runs: Sequence[MeasuredRun]) -> LossFit:
     """Fit c by weighted least squares through the origin."""
     dissent, loss, error = (
         np.array([getattr(run, name) for run in runs]) for name in ("dissent", "loss", "standard_error")
@@ -83,10 +83,10 @@ def fit_loss(runs: Sequence[Run]) -> Fit:
     slope = float((dissent * loss / error**2).sum()) / information
     chi_square = float((((loss - slope * dissent) / error) ** 2).sum())
     freedom = len(runs) - 1
-    return Fit(slope, information**-0.5, chi_square, freedom, float(stats.chi2.sf(chi_square, freedom)))
+    return LossFit(slope, information**-0.5, chi_square, freedom, float(stats.chi2.sf(chi_square, freedom)))
 
 
-def runs_of_sweep(results: Mapping[str, Any]) -> Iterator[Run]:
+def runs_of_sweep(results: Mapping[str, Any]) -> Iterator[MeasuredRun]:
     """Runs of a sweep's results, each under both decoders."""
     for row in results["rows"]:
         for decoder, kept in row["kept"].items():
@@ -94,7 +94,7 @@ def runs_of_sweep(results: Mapping[str, Any]) -> Iterator[Run]:
             yield from _run(label, row["num_worlds"], row["unanimity"][decoder], row["gain"][decoder], kept["gaussian"])
 
 
-def runs_of_utility(results: Mapping[str, Any], domain: str, num_worlds: int) -> Iterator[Run]:
+def runs_of_utility(results: Mapping[str, Any], domain: str, num_worlds: int) -> Iterator[MeasuredRun]:
     """The run of utility's results, under both decoders."""
     for found in results["utility"]:
         rows = [row for row in found["rows"] if row["method"] == "gaussian"]
@@ -105,11 +105,11 @@ def runs_of_utility(results: Mapping[str, Any], domain: str, num_worlds: int) ->
 
 def _run(
     label: str, num_worlds: int, unanimity: Mapping[str, Any], gain: Mapping[str, Any], kept: Mapping[str, Any] | None
-) -> Iterator[Run]:
+) -> Iterator[MeasuredRun]:
     """The run, unless nothing was gained that could be kept."""
     if kept is not None and kept["standard_error"]:
         value = gain["value"]
-        yield Run(
+        yield MeasuredRun(
             label,
             num_worlds,
             1 - unanimity["value"],
@@ -119,9 +119,9 @@ def _run(
         )
 
 
-def read_runs(folder: Path) -> list[Run]:
+def read_runs(folder: Path) -> list[MeasuredRun]:
     """Every run that the results in a folder hold."""
-    runs: list[Run] = []
+    runs: list[MeasuredRun] = []
     for path in sorted(folder.glob("sweep-*.json")):
         runs += runs_of_sweep(json.loads(path.read_text("utf-8"))["results"])
     for path in sorted(folder.glob("utility-*.json")):
@@ -166,7 +166,7 @@ def worlds_table(folder: Path) -> Table:
     )
 
 
-def describe(runs: Sequence[Run], fit: Fit, worlds: Table) -> Findings:
+def describe(runs: Sequence[MeasuredRun], fit: LossFit, worlds: Table) -> Findings:
     """The findings: the fitted constant, each run beside it, what a share of the gain allows, and the table of m."""
     quantile = float(stats.norm.ppf(0.5 + 0.5 * CONFIDENCE))
     low, high = (fit.loss_per_dissent + side * quantile * fit.standard_error for side in (-1, 1))
@@ -196,7 +196,7 @@ def describe(runs: Sequence[Run], fit: Fit, worlds: Table) -> Findings:
     return Findings("When the Gaussian release works", results, (text, chart, allowed, worlds))
 
 
-def _loss_of(run: Run, quantile: float) -> Estimate:
+def _loss_of(run: MeasuredRun, quantile: float) -> Estimate:
     value, reach = run.loss / run.dissent, quantile * run.standard_error / run.dissent
     return Estimate(value=value, low=value - reach, high=value + reach, confidence=CONFIDENCE)
 

@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import curve_fit
 
 from experiments.pac.common import HERE
-from experiments.pac.dissent_cost import Run, fit_loss, main, read_runs
+from experiments.pac.dissent_cost import MeasuredRun, fit_loss, main, read_runs
 
 
 def runs_with(loss, noise=0.0, seed=0):
@@ -16,7 +16,7 @@ def runs_with(loss, noise=0.0, seed=0):
     errors = generator.uniform(0.0005, 0.004, 30)
     dissents = generator.uniform(0.03, 0.35, 30)
     return [
-        Run(f"{number}", 16, d, 0.02, loss * d + noise * e * generator.standard_normal(), e)
+        MeasuredRun(f"{number}", 16, d, 0.02, loss * d + noise * e * generator.standard_normal(), e)
         for number, (d, e) in enumerate(zip(dissents, errors, strict=True))
     ]
 
