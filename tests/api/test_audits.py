@@ -77,6 +77,20 @@ def test_the_example_of_the_front_page(place, tmp_path):
     assert "text" not in table
 
 
+def test_non_members_may_have_another_column(place, tmp_path):
+    members, others = tmp_path / "members.jsonl", tmp_path / "others.jsonl"
+    members.write_text("".join(json.dumps({"note": text}) + "\n" for text in MEMBERS))
+    others.write_text("".join(json.dumps({"body": text}) + "\n" for text in NONMEMBERS))
+    options = {"attacks": "likelihood", "options": FAST}
+    found = reticent.audit(
+        place / "adapted", members=members, nonmembers=others, text_key="note", nonmember_text_key="body", **options
+    )
+    same = reticent.audit(place / "adapted", members=MEMBERS, nonmembers=NONMEMBERS, **options)
+    assert aucs(found) == aucs(same)
+    with pytest.raises(CorpusError, match="note"):
+        reticent.audit(place / "adapted", members=members, nonmembers=others, text_key="note", **options)
+
+
 def test_the_command_and_the_function_find_the_same(place, tmp_path, capfd):
     path = tmp_path / "nonmembers.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in NONMEMBERS))

@@ -186,3 +186,21 @@ def test_a_shadow_reads_as_the_target_does_and_knows_its_texts(bases, tmp_path):
     assert members == frozenset(map(text_hash, MEMBERS))
     with pytest.raises(AuditError, match="nothing says what it was trained on"):
         open_shadow(str(bases / "other"), target)
+
+
+def test_a_bare_adapter_warns_of_what_its_folder_does_not_say(bases, tmp_path):
+    adapted = adapt(tmp_path / "lora", bases / "llama", Technique.LORA)
+    folder = str(shutil.copytree(adapted.weights, tmp_path / "peft"))
+
+    def warnings(**template):
+        options = TargetOptions(model=str(bases / "llama"), template=template)
+        return [warning for warning in open_target(folder, options).warnings if "does not say" in warning]
+
+    [neither] = warnings()
+    assert "closed by an end token" in neither
+    assert neither.endswith("say it with --max-tokens and --eos or --no-eos")
+    [half] = warnings(max_tokens=16)
+    assert "cut at 16 tokens" in half
+    assert half.endswith("say it with --eos or --no-eos")
+    assert warnings(max_tokens=16, add_eos=False) == []
+    assert open_target(str(adapted.folder), TargetOptions()).warnings == ()

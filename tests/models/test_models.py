@@ -334,3 +334,36 @@ def test_other_families_load_from_a_folder(family: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, family)
     model = resolve_base_model(str(tmp_path)).load()
     torch.testing.assert_close(model(TOKENS).logits, build_tiny_model(family)(TOKENS).logits, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_that_the_hub_has_as_bin_alone_are_fetched(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    torch.save(state, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    asked = []
+
+    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        for path in folder.iterdir():
+            if any(path.match(pattern) for pattern in allow_patterns):
+                shutil.copy(path, cache)
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    loaded = resolve_base_model("someone/tiny").load().state_dict()
+    assert asked == ["someone/tiny"] * 2
+    for name, tensor in state.items():
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0)
+
+
+def test_a_base_that_is_gone_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str, **kwargs: Any) -> None:
+        raise OSError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(ModelError, match="name the base with --model"):
+        resolve_base_model("/moved/away/base")

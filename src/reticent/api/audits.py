@@ -165,6 +165,7 @@ def audit(
     nonmembers: "str | PathLike[str] | TextRows | None" = None,
     attacks: str | Sequence[str] = "all",
     text_key: str = "text",
+    nonmember_text_key: str | None = None,
     limit: int | None = None,
     out: str | PathLike[str] | None = None,
     tokenizer: Any = None,
@@ -180,6 +181,7 @@ def audit(
         nonmembers: texts it was not trained on.
         attacks: `"all"`, or names of attacks.
         text_key: key or column of the text.
+        nonmember_text_key: that of the non-members, where it is another.
         limit: read at most this many records of each.
         out: folder for report, scores and finished passes; the same call resumes there. None keeps nothing on disk.
         tokenizer: of a model that is given as an object.
@@ -205,10 +207,10 @@ def audit(
         attacks=parse_attacks(names),
         attacks_named=names.strip().lower() != "all",
         members=_read(members, text_key, limit),
-        nonmembers=None if nonmembers is None else _read(nonmembers, text_key, limit),
+        nonmembers=None if nonmembers is None else _read(nonmembers, nonmember_text_key or text_key, limit),
         canaries=read_canaries(Path(chosen.canaries)) if chosen.canaries else (),
         settings={"members": _name(members), "nonmembers": _name(nonmembers)}
-        | {"text_key": text_key, "limit": _name(limit)}
+        | {"text_key": text_key, "nonmember_text_key": nonmember_text_key, "limit": _name(limit)}
         | {name: _name(getattr(chosen, name)) for name in ("canaries", "mlm", "world", "device")},
     )
     with ExitStack() as stack:

@@ -13,6 +13,13 @@ from reticent.errors import AuditError
 _ENDPOINT_SHOWS_NO_WEIGHTS = "a server shows no weights; this attack is white-box, audit the model's own folder instead"
 
 
+_LIRA_NEEDS_SHADOWS = (
+    "it needs models trained like the target, some with and some without each text: adapt four or more with the "
+    "target's command and another --split-seed each and give their folders with --shadow, or audit a world of a run directory, "
+    "whose other worlds serve"
+)
+
+
 @dataclass(frozen=True)
 class AttackPlan:
     """The attacks that will run and those that cannot."""
@@ -75,7 +82,7 @@ def _reason(attack: Attack, target: Target, obstacles: Mapping[Need, str], has_s
         if need in obstacles:
             return obstacles[need]
     if attack.name is AttackName.LIRA and not has_shadows:
-        return "it needs models trained like the target, some with and some without each text: give --shadow"
+        return _LIRA_NEEDS_SHADOWS
     if attack.name is AttackName.MIN_K_PLUS_PLUS and target.kind is TargetKind.ENDPOINT:
         return "a server does not show its distribution over the vocabulary"
     return None

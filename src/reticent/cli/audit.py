@@ -52,6 +52,9 @@ class AuditCommand:
         str | None, typer.Option(help="Where the base model is, if it has moved; on a server, the model's name.")
     ] = None
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text"
+    nonmember_text_key: Annotated[
+        str | None, typer.Option(help="Key or column of the non-members' text, where it is another.")
+    ] = None
     limit: Annotated[int | None, typer.Option(help="Read at most this many records of each corpus.")] = None
     template: Annotated[
         str | None,
@@ -133,6 +136,7 @@ def audit(options: AuditCommand) -> None:
                 nonmembers=options.nonmembers,
                 attacks=options.attacks,
                 text_key=options.text_key,
+                nonmember_text_key=options.nonmember_text_key,
                 limit=options.limit,
                 out=options.out,
                 options=options.settings,

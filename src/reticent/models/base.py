@@ -273,12 +273,16 @@ def _hub_snapshot(name: str) -> Path:
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
+        return folder
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()
         raise ModelError(
             f"base model {name!r} is not {PACKAGED_MODEL!r}, a local folder or a .gguf file, "
-            f"and the hub gave nothing for it ({reason[0] if reason else type(error).__name__})"
+            f"and the hub gave nothing for it ({reason[0] if reason else type(error).__name__}); "
+            "name the base with --model"
         ) from None
 
 

@@ -246,6 +246,10 @@ def _open_bottleneck(name: str, options: TargetOptions) -> Target:
     return _bare_adapter(TargetKind.BOTTLENECK, name, module.placement.value, module, base, expected, options)
 
 
+_UNSAID = {"max_tokens": "--max-tokens", "add_eos": "--eos or --no-eos"}
+"""Parts of a template that a bare adapter's folder does not tell, and the options that do."""
+
+
 def _bare_adapter(
     kind: TargetKind,
     name: str,
@@ -259,7 +263,16 @@ def _bare_adapter(
     files = [path for path in sorted(Path(name).expanduser().iterdir()) if path.suffix in (".json", ".safetensors")]
     identity = _join_hashes(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
     record = {"kind": kind.value, "name": name, "adapter": adapter, **_base_facts(base, module)}
-    return _adapter_target(kind, record, module, base, expected, identity, _template(None, options), options)
+    target = _adapter_target(kind, record, module, base, expected, identity, _template(None, options), options)
+    unsaid = [option for key, option in _UNSAID.items() if key not in options.template]
+    if not unsaid:
+        return target
+    warning = (
+        f"{name} does not say how its texts were read: they are cut at {target.template.max_tokens} tokens and "
+        f"{'closed' if target.template.add_eos else 'not closed'} by an end token; where training did otherwise every "
+        f"figure is too low, so say it with {' and '.join(unsaid)}"
+    )
+    return replace(target, warnings=(*target.warnings, warning))
 
 
 def _loaded_base_digest(base: LanguageModel, dtype: torch.dtype, options: TargetOptions) -> str:
