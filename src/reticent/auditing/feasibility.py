@@ -15,8 +15,8 @@ _ENDPOINT_SHOWS_NO_WEIGHTS = "a server shows no weights; this attack is white-bo
 
 _LIRA_NEEDS_SHADOWS = (
     "it needs models trained like the target, some with and some without each text: adapt four or more with the "
-    "target's command and another --split-seed each and give their folders with --shadow, or audit a world of a run directory, "
-    "whose other worlds serve"
+    "target's command and another --split-seed each and give their folders with --shadow, or audit a world of a "
+    "run directory, whose other worlds serve"
 )
 
 
