@@ -91,6 +91,25 @@ def test_non_members_may_have_another_column(place, tmp_path):
         reticent.audit(place / "adapted", members=members, nonmembers=others, text_key="note", **options)
 
 
+def test_owners_stay_together_and_are_attacked_as_a_whole(place, tmp_path):
+    rows = [
+        [{"text": text, "patient": f"{side}{number // 2}"} for number, text in enumerate(texts)]
+        for side, texts in (("m", MEMBERS), ("n", NONMEMBERS))
+    ]
+    options = {"attacks": ["likelihood", "reference"], "options": FAST}
+    found = reticent.audit(place / "adapted", members=rows[0], nonmembers=rows[1], unit_key="patient", **options).result
+    alone = reticent.audit(place / "adapted", members=MEMBERS, nonmembers=NONMEMBERS, **options).result
+    assert [each.auc.value for each in found.attacks] == [each.auc.value for each in alone.attacks]
+    assert all(each.epsilon is None for each in found.attacks)
+    assert found.owners.num_members == -(-len(MEMBERS) // 2)
+    assert [each.name for each in found.owners.attacks] == ["likelihood", "reference"]
+    assert found.owners.attacks[0].num_nonmembers == -(-len(NONMEMBERS) // 2)
+    assert alone.owners is None
+    both = [{"text": NONMEMBERS[0], "patient": "m0"}]
+    with pytest.raises(AuditError, match="texts in both sets"):
+        reticent.audit(place / "adapted", members=rows[0], nonmembers=both, unit_key="patient", **options)
+
+
 def test_the_command_and_the_function_find_the_same(place, tmp_path, capfd):
     path = tmp_path / "nonmembers.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in NONMEMBERS))

@@ -63,7 +63,7 @@ def test_sentences_and_table_come_before_settings():
     report = audit_report(sample_audit())
     assert [section.title for section in report.sections][:2] == ["In short", "Attacks"]
     assert tuple(block.text for block in report.sections[0].blocks) == summary_sentences(sample_audit())
-    assert report.sections[1].blocks[0] == attack_table(sample_audit())
+    assert report.sections[1].blocks[0] == attack_table(sample_audit().attacks)
     titles = [section.title for section in report.sections]
     assert titles.index("What was audited, and how") > titles.index("Attacks")
 
@@ -76,4 +76,4 @@ def test_cut_texts_are_a_warning():
 
 
 def test_a_bound_on_epsilon_names_its_neighbouring_relation():
-    assert "ε at least (a text added or removed)" in attack_table(sample_audit()).columns
+    assert "ε at least (text added or removed)" in attack_table(sample_audit().attacks).columns

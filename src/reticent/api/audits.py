@@ -25,9 +25,11 @@ from reticent.protocols import Progress
 if TYPE_CHECKING:
     from reticent.auditing.attacks.registry import Attack
     from reticent.auditing.canaries.planting import Canary
+    from reticent.auditing.owners import Owners
     from reticent.auditing.results import AttackResult, AuditResult
     from reticent.auditing.run import AuditRequest
     from reticent.auditing.targets.targets import Target, TargetOptions
+    from reticent.text.corpus import TextRecord
     from reticent.text.in_memory import TextRows
 
 
@@ -152,6 +154,7 @@ class _Inputs:
 
     members: list[str]
     nonmembers: list[str] | None
+    owners: "Owners | None"
     canaries: "tuple[Canary, ...]"
     attacks: "tuple[Attack, ...]"
     attacks_named: bool
@@ -166,6 +169,7 @@ def audit(
     attacks: str | Sequence[str] = "all",
     text_key: str = "text",
     nonmember_text_key: str | None = None,
+    unit_key: str | None = None,
     limit: int | None = None,
     out: str | PathLike[str] | None = None,
     tokenizer: Any = None,
@@ -182,6 +186,8 @@ def audit(
         attacks: `"all"`, or names of attacks.
         text_key: key or column of the text.
         nonmember_text_key: that of the non-members, where it is another.
+        unit_key: key or column that names each text's owner; intervals are then over owners, and attacks are reported
+            per owner as well.
         limit: read at most this many records of each.
         out: folder for report, scores and finished passes; the same call resumes there. None keeps nothing on disk.
         tokenizer: of a model that is given as an object.
@@ -203,14 +209,17 @@ def audit(
 
     chosen, sink = options or AuditOptions(), progress or SilentProgress()
     names = attacks if isinstance(attacks, str) else ",".join(attacks)
+    given = _read(members, text_key, unit_key, limit)
+    others = None if nonmembers is None else _read(nonmembers, nonmember_text_key or text_key, unit_key, limit)
     inputs = _Inputs(
         attacks=parse_attacks(names),
         attacks_named=names.strip().lower() != "all",
-        members=_read(members, text_key, limit),
-        nonmembers=None if nonmembers is None else _read(nonmembers, nonmember_text_key or text_key, limit),
+        members=[record.text for record in given],
+        nonmembers=None if others is None else [record.text for record in others],
+        owners=None if unit_key is None else _owners([*given, *(others or ())]),
         canaries=read_canaries(Path(chosen.canaries)) if chosen.canaries else (),
         settings={"members": _name(members), "nonmembers": _name(nonmembers)}
-        | {"text_key": text_key, "nonmember_text_key": nonmember_text_key, "limit": _name(limit)}
+        | {"text_key": text_key, "nonmember_text_key": nonmember_text_key, "unit_key": unit_key, "limit": _name(limit)}
         | {name: _name(getattr(chosen, name)) for name in ("canaries", "mlm", "world", "device")},
     )
     with ExitStack() as stack:
@@ -259,6 +268,7 @@ def _make_request(
         canaries=inputs.canaries,
         canary_settings=CanarySettings(options.candidates, options.samples, options.seed, options.confidence),
         show_texts=options.show_texts,
+        owners=inputs.owners,
         settings=dict(inputs.settings),
     )
 
@@ -270,15 +280,23 @@ def _name(value: object) -> str | None:
     return "given as objects"
 
 
-def _read(texts: "str | PathLike[str] | TextRows", text_key: str, limit: int | None) -> list[str]:
+def _owners(records: "Sequence[TextRecord]") -> "Owners":
+    from reticent.auditing.owners import Owners
+
+    return Owners.of([record.text for record in records], [record.unit for record in records])
+
+
+def _read(
+    texts: "str | PathLike[str] | TextRows", text_key: str, unit_key: str | None, limit: int | None
+) -> "Sequence[TextRecord]":
     from reticent.text.corpus import read_corpus
     from reticent.text.in_memory import corpus_of_rows
 
     if isinstance(texts, str | PathLike):
-        corpus = read_corpus(Path(texts), text_key=text_key, limit=limit)
+        corpus = read_corpus(Path(texts), text_key=text_key, unit_key=unit_key, limit=limit)
     else:
-        corpus = corpus_of_rows(texts, text_key=text_key, limit=limit)
-    return [record.text for record in corpus.records]
+        corpus = corpus_of_rows(texts, text_key=text_key, unit_key=unit_key, limit=limit)
+    return corpus.records
 
 
 def _open(target: Any, tokenizer: Any, options: AuditOptions, cache: Path, progress: Progress) -> "Target":

@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from reticent._settings import FiniteModel
 from reticent.auditing import metrics
 from reticent.auditing.attacks.registry import Attack
+from reticent.stats.clusters import clustered_auc_interval, effective_size
 from reticent.stats.estimate import Estimate
 from reticent.stats.intervals import NUM_RESAMPLES
 
@@ -210,6 +211,22 @@ class OneRunEpsilon(FiniteModel):
     num_correct: int = Field(ge=0)
 
 
+class OwnerResults(FiniteModel):
+    """Every attack per owner: an owner's score is the mean of the scores of the owner's texts.
+
+    Attributes:
+        num_members: owners whose texts are members.
+        num_nonmembers: the others.
+        attacks: their figures; ε is for data sets of which one has an owner more.
+        skipped: attacks that scored too few owners.
+    """
+
+    num_members: int = Field(ge=1)
+    num_nonmembers: int = Field(ge=1)
+    attacks: tuple[AttackResult, ...] = ()
+    skipped: tuple[SkippedAttack, ...] = ()
+
+
 class AuditResult(FiniteModel):
     """One whole audit. `schema_version` rises when a reader of the old form could be misled."""
 
@@ -223,6 +240,8 @@ class AuditResult(FiniteModel):
     blind: BlindBaseline | None = None
     attacks: tuple[AttackResult, ...] = ()
     skipped: tuple[SkippedAttack, ...] = ()
+    owners: OwnerResults | None = None
+    """Present where texts have owners; the intervals of `attacks` then take owners as what was sampled."""
     canaries: tuple[CanaryResult, ...] = ()
     one_run: OneRunEpsilon | None = None
     warnings: tuple[str, ...] = ()
@@ -247,6 +266,7 @@ def summarise_attack(
     seed: int = 0,
     confidence: float = 0.95,
     num_resamples: int = NUM_RESAMPLES,
+    clusters: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
 ) -> AttackResult | SkippedAttack:
     """One attack's figures; skipped, with the reason, where it scored fewer than two texts of either set.
 
@@ -258,38 +278,61 @@ def summarise_attack(
         seed: of the bootstrap and of the halves on which thresholds are chosen.
         confidence: of every interval and bound.
         num_resamples: of the bootstrap.
+        clusters: the number of the owner of each member and of each non-member that has a score. Intervals are then
+            over owners, and there is no ε: texts of one owner are no independent trials.
 
     Raises:
         InvalidValueError: a score is NaN.
     """
     members, nonmembers = np.asarray(member_scores, np.float64), np.asarray(nonmember_scores, np.float64)
     identity = {"name": str(attack.name), "title": attack.title, "source": attack.source, "missing": tuple(missing)}
-    if min(len(members), len(nonmembers)) < 2:
+    counts = (len(members), len(nonmembers)) if clusters is None else tuple(len(np.unique(c)) for c in clusters)
+    if min(counts) < 2:
         return SkippedAttack(**identity, reason=_explain_skip(len(members), len(nonmembers), missing))
     area = metrics.auc(members, nonmembers)
-    low, high = metrics.bootstrap_auc_interval(members, nonmembers, seed, confidence, num_resamples)
-    advantage = metrics.membership_advantage(members, nonmembers, seed, confidence)
-    bound = metrics.split_half_epsilon(members, nonmembers, seed, confidence)
+    low, high = _auc_interval(members, nonmembers, clusters, seed, confidence, num_resamples)
+    advantage = metrics.membership_advantage(members, nonmembers, seed, confidence, clusters)
+    worth = None if clusters is None else (effective_size(clusters[0]), effective_size(clusters[1]))
     fpr, tpr = metrics.roc_curve(members, nonmembers)
     return AttackResult(
         **identity,
         auc=Estimate(value=area, low=low, high=high, confidence=confidence),
-        rates=tuple(_rate(members, nonmembers, rate, confidence) for rate in RATES),
+        rates=tuple(_rate(members, nonmembers, rate, confidence, worth) for rate in RATES),
         advantage=Estimate(value=advantage[0], low=advantage[1], high=advantage[2], confidence=confidence),
-        epsilon=EpsilonBound(
-            low=bound.epsilon,
-            confidence=confidence,
-            delta=0.0,
-            true_positives=bound.true_positives,
-            num_members=bound.num_members,
-            false_positives=bound.false_positives,
-            num_nonmembers=bound.num_nonmembers,
-        ),
+        epsilon=_epsilon_bound(members, nonmembers, seed, confidence) if clusters is None else None,
         num_members=len(members),
         num_nonmembers=len(nonmembers),
         roc=RocCurve(fpr=tuple(fpr.tolist()), tpr=tuple(tpr.tolist())),
         histogram=_histogram(members, nonmembers),
         warnings=tuple(_warnings(members, nonmembers, missing, area)),
+    )
+
+
+def _auc_interval(
+    members: NDArray[np.float64],
+    nonmembers: NDArray[np.float64],
+    clusters: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
+    seed: int,
+    confidence: float,
+    num_resamples: int,
+) -> tuple[float, float]:
+    if clusters is None:
+        return metrics.bootstrap_auc_interval(members, nonmembers, seed, confidence, num_resamples)
+    return clustered_auc_interval(members, nonmembers, *clusters, seed, confidence, num_resamples)
+
+
+def _epsilon_bound(
+    members: NDArray[np.float64], nonmembers: NDArray[np.float64], seed: int, confidence: float
+) -> EpsilonBound:
+    bound = metrics.split_half_epsilon(members, nonmembers, seed, confidence)
+    return EpsilonBound(
+        low=bound.epsilon,
+        confidence=confidence,
+        delta=0.0,
+        true_positives=bound.true_positives,
+        num_members=bound.num_members,
+        false_positives=bound.false_positives,
+        num_nonmembers=bound.num_nonmembers,
     )
 
 
@@ -301,11 +344,17 @@ def _explain_skip(num_members: int, num_nonmembers: int, missing: Sequence[Missi
     return f"{reason}; {count} texts have no score because {commonest}"
 
 
-def _rate(members: NDArray[np.float64], nonmembers: NDArray[np.float64], fpr: float, confidence: float) -> RateAtFpr:
-    reason = metrics.unavailable_rate(fpr, len(nonmembers))
+def _rate(
+    members: NDArray[np.float64],
+    nonmembers: NDArray[np.float64],
+    fpr: float,
+    confidence: float,
+    worth: tuple[float, float] | None,
+) -> RateAtFpr:
+    reason = metrics.unavailable_rate(fpr, len(nonmembers) if worth is None else int(worth[1]))
     if reason is not None:
         return RateAtFpr(fpr=fpr, unavailable=reason)
-    value, low, high = metrics.tpr_at_fpr(members, nonmembers, fpr, confidence)
+    value, low, high = metrics.tpr_at_fpr(members, nonmembers, fpr, confidence, worth)
     return RateAtFpr(fpr=fpr, tpr=Estimate(value=value, low=low, high=high, confidence=confidence))
 
 

@@ -27,12 +27,14 @@ from reticent.auditing.inputs.gathering import AttackInputs, Gatherer, Gathering
 from reticent.auditing.inputs.membership import check_labels
 from reticent.auditing.inputs.overlap import Overlap, TextSet, compare_sets, refuse_shared_texts
 from reticent.auditing.metrics import training_warning
+from reticent.auditing.owners import Owners
 from reticent.auditing.results import (
     AttackResult,
     AuditResult,
     BlindBaseline,
     DataRecord,
     MissingScore,
+    OwnerResults,
     SkippedAttack,
     summarise_attack,
 )
@@ -64,6 +66,7 @@ class AuditRequest:
         canaries: those of the corpus, with their twins.
         canary_settings: how they are measured.
         show_texts: whether `scores.parquet` holds the texts.
+        owners: whose each text is, where several texts may be one person's.
         settings: what the report repeats of how it was asked for; JSON values, no texts.
     """
 
@@ -80,6 +83,7 @@ class AuditRequest:
     canaries: tuple[Canary, ...] = ()
     canary_settings: CanarySettings = field(default_factory=CanarySettings)
     show_texts: bool = False
+    owners: Owners | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,6 +102,8 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
     target = request.target
     members, nonmembers = TextSet.of("members", request.members), TextSet.of("non-members", request.nonmembers)
     refuse_shared_texts(members, nonmembers)
+    if request.owners is not None:
+        request.owners.refuse_divided(members.hashes, nonmembers.hashes)
     warnings = [*target.warnings]
     warnings += check_labels(members, nonmembers, target.member_hashes, target.heldout_hashes)
     overlap = compare_sets(members, nonmembers, read_texts=_read_texts(target, members, nonmembers))
@@ -130,6 +136,7 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
         scoring=_scoring_record(target) | found.facts,
         blind=_blind_baseline(request, members, nonmembers, overlap, warnings),
         **_summaries(request, done, columns, members, nonmembers),
+        owners=_owner_results(request, done, columns, members, nonmembers),
         canaries=canaries.results,
         one_run=canaries.one_run,
         warnings=(*warnings, *found.warnings, *_training_warnings(found, members), *canaries.warnings, *lost),
@@ -188,13 +195,15 @@ def _summaries(
     """The attacks' figures, and the attacks without any: fields of `AuditResult`."""
     done: list[AttackResult] = []
     skipped: list[SkippedAttack] = [*plan.skipped]
+    owners = request.owners
     is_member = dict.fromkeys(members.hashes, True) | dict.fromkeys(nonmembers.hashes, False)
     for attack in plan.attacks:
         column = columns[str(attack.name)]
+        scored = [[key for key in side.hashes if key in column.scores] for side in (members, nonmembers)]
         summary = summarise_attack(
             attack,
-            [column.scores[key] for key in members.hashes if key in column.scores],
-            [column.scores[key] for key in nonmembers.hashes if key in column.scores],
+            [column.scores[key] for key in scored[0]],
+            [column.scores[key] for key in scored[1]],
             [
                 MissingScore(text_hash=key, is_member=is_member[key], reason=reason)
                 for key, reason in column.missing.items()
@@ -202,12 +211,39 @@ def _summaries(
             request.seed,
             request.confidence,
             request.num_resamples,
+            None if owners is None else (owners.clusters(scored[0]), owners.clusters(scored[1])),
         )
         if isinstance(summary, SkippedAttack):
             skipped.append(summary)
         else:
             done.append(summary)
     return {"attacks": tuple(done), "skipped": tuple(skipped)}
+
+
+def _owner_results(
+    request: AuditRequest, plan: AttackPlan, columns: dict[str, ScoreColumn], members: TextSet, nonmembers: TextSet
+) -> OwnerResults | None:
+    """Every attack per owner; None where texts have no owners."""
+    owners = request.owners
+    if owners is None:
+        return None
+    found = [
+        summarise_attack(
+            attack,
+            owners.mean_scores(columns[str(attack.name)].scores, members.hashes),
+            owners.mean_scores(columns[str(attack.name)].scores, nonmembers.hashes),
+            seed=request.seed,
+            confidence=request.confidence,
+            num_resamples=request.num_resamples,
+        )
+        for attack in plan.attacks
+    ]
+    return OwnerResults(
+        num_members=len(set(owners.names(members.hashes))),
+        num_nonmembers=len(set(owners.names(nonmembers.hashes))),
+        attacks=tuple(each for each in found if isinstance(each, AttackResult)),
+        skipped=tuple(each for each in found if isinstance(each, SkippedAttack)),
+    )
 
 
 def _canaries(request: AuditRequest, gatherer: Gatherer) -> tuple[CanaryFindings, tuple[str, ...]]:
@@ -236,9 +272,10 @@ def _blind_baseline(
 ) -> BlindBaseline | None:
     """The baseline without a model; `warnings` is added to where it beats chance, or cannot be had."""
     try:
-        blind = blind_baseline(
-            members.texts, nonmembers.texts, request.seed, overlap.groups, confidence=request.confidence
-        )
+        groups = overlap.groups
+        if request.owners is not None:
+            groups = request.owners.join_groups(groups, (*members.hashes, *nonmembers.hashes))
+        blind = blind_baseline(members.texts, nonmembers.texts, request.seed, groups, confidence=request.confidence)
     except InvalidValueError as error:
         warnings.append(f"no blind baseline: {error}")
         return None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -54,6 +54,10 @@ class AuditCommand:
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text"
     nonmember_text_key: Annotated[
         str | None, typer.Option(help="Key or column of the non-members' text, where it is another.")
+    ] = None
+    unit_key: Annotated[
+        str | None,
+        typer.Option(help="Key or column that names each text's owner: intervals over owners, and attacks per owner."),
     ] = None
     limit: Annotated[int | None, typer.Option(help="Read at most this many records of each corpus.")] = None
     template: Annotated[
@@ -121,6 +125,10 @@ class AuditCommand:
         )
 
 
+_LONG: Final[dict[str, Any]] = {"__all__": {"roc", "histogram", "missing"}}
+_LONG_FIELDS: Final[dict[str, Any]] = {"attacks": _LONG, "owners": {"attacks": _LONG}}
+
+
 @takes_options(AuditCommand)
 def audit(options: AuditCommand) -> None:
     """Membership inference, exposure and extraction with intervals; texts appear by their hashes alone."""
@@ -137,6 +145,7 @@ def audit(options: AuditCommand) -> None:
                 attacks=options.attacks,
                 text_key=options.text_key,
                 nonmember_text_key=options.nonmember_text_key,
+                unit_key=options.unit_key,
                 limit=options.limit,
                 out=options.out,
                 options=options.settings,
@@ -146,7 +155,7 @@ def audit(options: AuditCommand) -> None:
         raise InterruptedRunError(f"the same command resumes from here ({options.out})") from None
     result = finished.result
     if options.as_json:
-        shown = result.model_dump(mode="json", exclude={"attacks": {"__all__": {"roc", "histogram", "missing"}}})
+        shown = result.model_dump(mode="json", exclude=_LONG_FIELDS)
         print_json({"out": str(options.out), "summary": list(summary_sentences(result)), **shown})
     else:
         _print(result, options.out)

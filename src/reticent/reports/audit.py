@@ -1,7 +1,7 @@
 """The report of one audit: three sentences, the attacks, canaries, what was audited and how, and the evidence page."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from reticent.auditing.results import AttackResult, AuditResult, CanaryResult, SkippedAttack
 from reticent.reports.audit_summary import CHANCE, summary_sentences
@@ -41,9 +41,11 @@ def audit_report(result: AuditResult) -> Report:
     )
 
 
-def attack_table(result: AuditResult, name: str = "attacks") -> Table:
-    """Every attack with its figures, one a row."""
-    fprs = sorted({rate.fpr for attack in result.attacks for rate in attack.rates})
+def attack_table(
+    attacks: Sequence[AttackResult], name: str = "attacks", title: str = "Attacks", unit: str = "text"
+) -> Table:
+    """Every attack with its figures, one a row; `unit` is what has a score: a text, or an owner."""
+    fprs = sorted({rate.fpr for attack in attacks for rate in attack.rates})
     rows = [
         (
             attack.title,
@@ -55,20 +57,20 @@ def attack_table(result: AuditResult, name: str = "attacks") -> Table:
             attack.num_nonmembers,
             len(attack.missing),
         )
-        for attack in result.attacks
+        for attack in attacks
     ]
     return Table(
         name=name,
-        title="Attacks",
+        title=title,
         columns=(
             "Attack", "AUC", *(f"TPR at {100 * fpr:g} % FPR" for fpr in fprs), "Advantage",
-            "ε at least (a text added or removed)", "Members", "Non-members", "Not scored",
+            f"ε at least ({unit} added or removed)", "Members", "Non-members", "Not scored",
         ),
         rows=tuple(rows),
         note="AUC 0.5 is chance. TPR: the largest share of members found while at most that share of non-members is "
         "accused, without interpolation. Advantage: TPR less FPR at a threshold chosen on one half of the texts and "
         "measured on the other. ε at least: the counts at such a threshold refute, at their own confidence, that "
-        "training was differentially private with a smaller ε, for data sets of which one has a text more. "
+        "training was differentially private with a smaller ε, for data sets of which one has one more. "
         "n < N: too few non-members for a figure, N are needed.",
     )  # fmt: skip
 
@@ -164,7 +166,7 @@ def _subject(result: AuditResult) -> Section:
 def _attacks(result: AuditResult) -> Section:
     blocks: list[Block] = []
     if result.attacks:
-        blocks += [attack_table(result), _auc_chart(result), _roc_chart(result)]
+        blocks += [attack_table(result.attacks), *_owner_blocks(result), _auc_chart(result), _roc_chart(result)]
     else:
         blocks.append(Paragraph(text="No attack could be scored in this audit."))
     if result.skipped:
@@ -175,6 +177,18 @@ def _attacks(result: AuditResult) -> Section:
     if missing := _missing_table(result):
         blocks.append(missing)
     return Section(title="Attacks", blocks=tuple(blocks))
+
+
+def _owner_blocks(result: AuditResult) -> list[Block]:
+    """The attacks per owner, where texts have owners."""
+    if result.owners is None:
+        return []
+    owners = result.owners
+    text = (
+        f"Texts have owners: {owners.num_members:,} owners of members and {owners.num_nonmembers:,} of non-members. "
+        "The intervals above are over owners. Below an owner's score is the mean of the scores of the owner's texts."
+    )
+    return [Paragraph(text=text), attack_table(owners.attacks, "owners", "Attacks on owners", "owner")]
 
 
 def _rate_cell(attack: AttackResult, fpr: float) -> Cell:

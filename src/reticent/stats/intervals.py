@@ -33,7 +33,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     return float(lower_bounds(successes, trials, error)), float(upper_bounds(successes, trials, error))
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
     """The score interval of a rate (Wilson 1927)."""
     z = float(norm.ppf((1.0 + confidence) / 2.0))
     rate = successes / trials
@@ -44,12 +44,12 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 
 
 def newcombe_difference(
-    first: tuple[int, int], second: tuple[int, int], confidence: float = 0.95
+    first: tuple[float, float], second: tuple[float, float], confidence: float = 0.95
 ) -> tuple[float, float]:
     """Interval of a difference of two independent rates from their score intervals (Newcombe 1998, method 10).
 
     Args:
-        first: successes and trials of the rate that is subtracted from.
+        first: successes and trials of the rate that is subtracted from; both may be effective numbers, not whole.
         second: successes and trials of the rate that is subtracted.
         confidence: of the interval; coverage is close to it, not exact.
     """
@@ -61,7 +61,11 @@ def newcombe_difference(
 
 
 def tpr_interval(
-    member_scores: ArrayLike, nonmember_scores: ArrayLike, fpr: float, confidence: float = 0.95
+    member_scores: ArrayLike,
+    nonmember_scores: ArrayLike,
+    fpr: float,
+    confidence: float = 0.95,
+    effective_sizes: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
     """Interval of the true-positive rate at the threshold whose true false-positive rate is `fpr`.
 
@@ -76,21 +80,27 @@ def tpr_interval(
         nonmember_scores: float64[non-members].
         fpr: in [0, 1).
         confidence: coverage is a little above it; the simulations of the tests say by how much.
+        effective_sizes: how many independent members and non-members the texts are worth, where they come in clusters.
     """
     members = np.sort(check_scores("member scores", member_scores))
     nonmembers = np.sort(check_scores("non-member scores", nonmember_scores))[::-1]
     error = (1.0 - open_probability("confidence", confidence)) / 2.0
     n, m = len(members), len(nonmembers)
     above = np.append(n - np.searchsorted(members, nonmembers, side="right"), n)
-    fewest, most = (int(binom.ppf(q, m, fpr)) for q in (_NEGLIGIBLE, 1.0 - _NEGLIGIBLE))
+    members_worth, nonmembers_worth = effective_sizes or (n, m)
+    trials = max(1, int(nonmembers_worth))
+    fewest, most = (int(binom.ppf(q, trials, fpr)) for q in (_NEGLIGIBLE, 1.0 - _NEGLIGIBLE))
     draws = np.arange(fewest, most + 1)
-    weights = binom.pmf(draws, m, fpr)
-    low = _mixed_beta_quantile(weights, above[np.maximum(draws - 1, 0)], n + 1, error)
-    high = _mixed_beta_quantile(weights, above[draws] + 1, n + 1, 1.0 - error)
+    weights = binom.pmf(draws, trials, fpr)
+    # The order statistics and counts of all texts, at the places and in the numbers that the effective sizes have.
+    before, after = (np.ceil(np.maximum(draws - 1, 0) * m / trials), np.ceil(draws * m / trials))
+    flagged = above * (members_worth / n)
+    low = _mixed_beta_quantile(weights, flagged[before.astype(np.int64)], members_worth + 1, error)
+    high = _mixed_beta_quantile(weights, flagged[after.astype(np.int64)] + 1, members_worth + 1, 1.0 - error)
     return low, high
 
 
-def _mixed_beta_quantile(weights: NDArray[np.float64], a: NDArray[np.int64], total: int, quantile: float) -> float:
+def _mixed_beta_quantile(weights: NDArray[np.float64], a: NDArray[np.floating], total: float, quantile: float) -> float:
     """A quantile of a mixture of Beta(a, total − a); a of 0 is a point mass at 0, of `total` one at 1."""
     inside = (a > 0) & (a < total)
     first, second = np.where(inside, a, 1), np.where(inside, total - a, 1)

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from reticent.auditing.metrics.splitting import cut_below, halves
+from reticent.stats.clusters import effective_size
 from reticent.stats.intervals import newcombe_difference
 from reticent.stats.roc import threshold_counts
 
@@ -17,19 +18,25 @@ def best_threshold(member_scores: ArrayLike, nonmember_scores: ArrayLike) -> flo
 
 
 def membership_advantage(
-    member_scores: ArrayLike, nonmember_scores: ArrayLike, seed: int, confidence: float = 0.95
+    member_scores: ArrayLike,
+    nonmember_scores: ArrayLike,
+    seed: int,
+    confidence: float = 0.95,
+    clusters: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> tuple[float, float, float]:
     """TPR − FPR and its interval, as (value, low, high).
 
     The texts are halved at random. Each half is judged by the threshold that is best on the other, so that every text
     counts once and none helps to choose its own threshold. Given the thresholds, both rates are means of independent
-    decisions; the interval is Newcombe's for the difference of two rates. The value is negative where the
+    decisions; the interval is Newcombe's for the difference of two rates. With `clusters`, the number of each member's
+    and each non-member's cluster, no cluster is in both halves, and rates are of as many texts as clusters are worth
+    at least (`stats.clusters`). The value is negative where the
     attack errs more often than a coin.
 
     Raises:
         InvalidValueError: there are fewer than two members or non-members, or a score is NaN.
     """
-    first, second = halves(member_scores, nonmember_scores, seed)
+    first, second = halves(member_scores, nonmember_scores, seed, clusters)
     true_positives = false_positives = 0
     for chosen_on, judged in ((first, second), (second, first)):
         threshold = best_threshold(*chosen_on)
@@ -37,5 +44,9 @@ def membership_advantage(
         false_positives += int((judged[1] >= threshold).sum())
     num_members, num_nonmembers = len(first[0]) + len(second[0]), len(first[1]) + len(second[1])
     value = true_positives / num_members - false_positives / num_nonmembers
-    low, high = newcombe_difference((true_positives, num_members), (false_positives, num_nonmembers), confidence)
+    worth = (float(num_members), float(num_nonmembers))
+    if clusters is not None:
+        worth = (effective_size(clusters[0]), effective_size(clusters[1]))
+    rates = (true_positives / num_members * worth[0], worth[0]), (false_positives / num_nonmembers * worth[1], worth[1])
+    low, high = newcombe_difference(*rates, confidence)
     return value, low, high

@@ -24,7 +24,11 @@ def unavailable_rate(fpr: float, num_nonmembers: int) -> str | None:
 
 
 def tpr_at_fpr(
-    member_scores: ArrayLike, nonmember_scores: ArrayLike, fpr: float, confidence: float = 0.95
+    member_scores: ArrayLike,
+    nonmember_scores: ArrayLike,
+    fpr: float,
+    confidence: float = 0.95,
+    effective_sizes: tuple[float, float] | None = None,
 ) -> tuple[float, float, float]:
     """The largest TPR of a threshold that flags at most `fpr` of the non-members, as (value, low, high).
 
@@ -40,5 +44,5 @@ def tpr_at_fpr(
     highest_refused = np.sort(nonmembers)[::-1][allowed]
     flagged = int((members > highest_refused).sum())
     value = flagged / len(members)
-    low, high = tpr_interval(members, nonmembers, fpr, confidence)
+    low, high = tpr_interval(members, nonmembers, fpr, confidence, effective_sizes)
     return value, min(low, value), max(high, value)
