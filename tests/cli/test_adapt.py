@@ -104,6 +104,25 @@ def test_privacy_is_stated_with_its_accountant(capsys, command):
     assert "training loss" not in out + err
 
 
+def test_units_are_protected_as_a_whole_when_asked(capsys, command, tmp_path):
+    pytest.importorskip("opacus")
+    options = ["--dp-epsilon", 9, "--dp-delta", 0.05, "--dp-per-unit", "--batch-size", 2]
+    code, out, err = outcome(capsys, command(*options, "--unit-key", "who"))
+    assert code == 0, err
+    assert "for one unit added or removed" in " ".join(out.split())
+    assert "epsilon is for one record" not in err
+    dp = json.loads((tmp_path / "out" / "adapt.json").read_text())["dp"]
+    # Five owners, two of them a step: what is sampled is owners, not their ten records.
+    assert (dp["protects"], dp["sample_rate"]) == ("unit", 0.4)
+    assert dp["num_steps"] == 3
+
+
+def test_protecting_units_needs_to_know_them(capsys, command):
+    code, _, err = outcome(capsys, command("--dp-epsilon", 9, "--dp-delta", 0.05, "--dp-per-unit"))
+    assert code == 2
+    assert "--dp-per-unit needs --unit-key" in err
+
+
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_an_interruption_says_how_to_resume(interrupted, capsys, command, monkeypatch, tmp_path):
     from reticent.training import single_training

@@ -170,9 +170,9 @@ def total_norm(tensors):
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
-def source_of(module, loss, texts, privacy, noise_multiplier=0.0, sample_rate=1.0):
+def source_of(module, loss, texts, privacy, noise_multiplier=0.0, sample_rate=1.0, units=None):
     calibration = NoiseCalibration(noise_multiplier, sample_rate, 1, 1.0, 1e-5, "none")
-    return PrivateGradients(module, loss, texts, calibration, SingleTrainingSettings(), privacy, SeededNoise(0))
+    return PrivateGradients(module, loss, texts, calibration, SingleTrainingSettings(), privacy, SeededNoise(0), units)
 
 
 @pytest.mark.parametrize(("family", "technique"), TRAINED_BY_OPACUS + TRAINED_ONE_BY_ONE)
@@ -202,6 +202,43 @@ def test_a_step_without_noise_is_the_mean_of_the_clipped_gradients(family, techn
     source.close()
     assert not any(hasattr(parameter, "grad_sample") for parameter in module.parameters())
     assert torch.isfinite(loss(texts.batch([0]), "mean of tokens")[0])
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_a_step_by_unit_is_the_mean_of_the_units_clipped_mean_gradients(at_once):
+    pytest.importorskip("opacus")
+    module, loss, texts = hooked("llama", Technique.LORA)
+    module.eval()
+    half = len(texts) // 2
+    units = [np.arange(half), np.array([half]), np.arange(half + 1, len(texts))]
+    by_record = gradients_one_by_one(module, texts)
+    expected = [[sum(by_record[r][p] for r in unit) / len(unit) for p in range(len(by_record[0]))] for unit in units]
+    norms = [total_norm(gradients) for gradients in expected]
+    clip = float(np.median(norms))
+    privacy = PrivacySettings(epsilon=1.0, delta=1e-5, max_gradient_norm=clip, records_at_once=at_once, per_unit=True)
+    source = source_of(module, loss, texts, privacy, units=units)
+    source.backward(0)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for index, parameter in enumerate(trained):
+        naive = sum(g[index] * min(1.0, clip / n) for g, n in zip(expected, norms, strict=True)) / len(units)
+        assert torch.allclose(parameter.grad, naive, rtol=1e-3, atol=2e-6)
+    source.close()
+
+
+def test_no_unit_moves_the_sum_by_more_than_the_clipping_norm_however_many_records_it_has():
+    pytest.importorskip("opacus")
+    module, loss, texts = hooked("llama", Technique.LORA)
+    module.eval()
+    units = [np.arange(len(texts) - 1), np.array([len(texts) - 1])]
+    sums = []
+    for present in (units, units[1:]):
+        privacy = PrivacySettings(epsilon=1.0, delta=1e-5, max_gradient_norm=1e-4, per_unit=True)
+        source = source_of(module, loss, texts, privacy, units=present)
+        source.backward(0)
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        sums.append([parameter.grad * len(present) for parameter in parameters])
+    influence = total_norm([a - b for a, b in zip(*sums, strict=True)])
+    assert influence == pytest.approx(1e-4, rel=1e-3)
 
 
 def test_no_record_moves_the_sum_by_more_than_the_clipping_norm():

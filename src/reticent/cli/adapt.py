@@ -78,6 +78,9 @@ class AdaptCommand:
     ] = None
     dp_delta: Annotated[float | None, typer.Option(help="Its δ; below one over the number of members.")] = None
     dp_clip: Annotated[float, typer.Option(help="Norm that each record's gradient is clipped to.")] = 1.0
+    dp_per_unit: Annotated[
+        bool, typer.Option("--dp-per-unit", help="Protect whole units of --unit-key, all records of one together.")
+    ] = False
     dp_records_at_once: Annotated[int, typer.Option(help="Records whose gradients are in memory together.")] = 8
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, …")] = "cpu"
     resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted training.")] = False
@@ -170,11 +173,14 @@ class AdaptCommand:
         if self.dp_epsilon is None or self.dp_delta is None:
             return None
         with readable_settings():
+            if self.dp_per_unit and self.unit_key is None:
+                raise InvalidValueError("--dp-per-unit needs --unit-key, which says whose each record is")
             return PrivacySettings(
                 epsilon=self.dp_epsilon,
                 delta=self.dp_delta,
                 max_gradient_norm=self.dp_clip,
                 records_at_once=self.dp_records_at_once,
+                per_unit=self.dp_per_unit,
             )
 
 
@@ -217,7 +223,7 @@ def _rows(adapted: "AdaptedFolder") -> dict[str, str]:
                 rows[name] = f"{value:.4f} nats a token"
     if manifest.dp is not None:
         dp = manifest.dp
-        rows["differential privacy"] = f"ε = {dp.epsilon:.4g}, δ = {dp.delta:g}, for one record added or removed"
+        rows["differential privacy"] = f"ε = {dp.epsilon:.4g}, δ = {dp.delta:g}, for one {dp.protects} added or removed"
         rows["accountant"] = dp.accountant
         rows["noise"] = f"multiplier {dp.noise_multiplier:.4g}, {dp.num_steps} steps at rate {dp.sample_rate:.4g}"
     return rows

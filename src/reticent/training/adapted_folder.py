@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -48,16 +48,17 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class PrivacyRecord(FrozenModel):
-    """The differential privacy that a training has, for one text added or removed.
+    """The differential privacy that a training has, for one text, or one unit of texts, added or removed.
 
     Attributes:
         epsilon: the ε reached.
         delta: its δ.
         accountant: how ε was computed, by name.
         noise_multiplier: standard deviation of the noise over the clipping norm.
-        max_gradient_norm: each text's gradient was clipped to this norm.
-        sample_rate: the probability with which a text entered a step.
+        max_gradient_norm: each text's, or unit's, gradient was clipped to this norm.
+        sample_rate: the probability with which one entered a step.
         num_steps: how many steps there were. With the multiplier and the rate, anyone can compute ε again.
+        protects: what is added or removed; a unit is one after near-duplicates are merged.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -67,6 +68,7 @@ class PrivacyRecord(FrozenModel):
     max_gradient_norm: float = Field(gt=0, allow_inf_nan=False)
     sample_rate: float = Field(gt=0, le=1)
     num_steps: int = Field(ge=1)
+    protects: Literal["record", "unit"] = "record"
 
 
 class EpochRecord(FrozenModel):

@@ -5,7 +5,9 @@ member enters independently with probability q = b/n (Poisson sampling); its gra
 tokens, is scaled to a norm of at most C; Gaussian noise of standard deviation σC is added to each coordinate of the
 sum; the rest (division by b, the optimiser) is post-processing. For two member sets that differ in one *record*, added
 or removed, what P releases is then (ε, δ)-differentially private with the ε that the accountant states for T-fold
-composition of the Poisson-sampled Gaussian mechanism.
+composition of the Poisson-sampled Gaussian mechanism. Where *units* are protected, read unit for record and, for its
+gradient, the mean of its records' gradients: n and b then count units, and a unit is one after near-duplicates are
+merged, as a whole.
 
 | case | what happens |
 |---|---|

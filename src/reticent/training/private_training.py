@@ -1,4 +1,4 @@
-"""The gradients of differentially private training: Poisson-sampled, clipped record by record, noised.
+"""The gradients of differentially private training: Poisson-sampled, clipped record by record or by unit, noised.
 
 The guarantee and its conditions are stated in `reticent.training.dpsgd`.
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reticent.errors import InvalidValueError, ModelError
@@ -58,7 +59,7 @@ def refuse_unsuited(technique: Technique, settings: SingleTrainingSettings) -> N
 def calibrate_training_noise(
     num_members: int, training: SingleTrainingSettings, privacy: PrivacySettings
 ) -> NoiseCalibration:
-    """The noise for a number of members, in as many steps an epoch as training without privacy takes.
+    """The noise for a number of members, records or units, in as many steps an epoch as training without privacy takes.
 
     Raises:
         InvalidValueError: δ is not below one over the number of members: to give one of them away whole would do; or as
@@ -77,6 +78,8 @@ def calibrate_training_noise(
 class PrivateGradients:
     """Noised sums of clipped gradients over a Poisson sample, over the expected batch size; a `GradientSource`.
 
+    Where units are protected, a unit enters a step as a whole, with the mean of its records' gradients.
+
     Args:
         module: what trains; its per-record gradients are probed on made-up texts.
         loss: its loss; where the vocabulary projection trains, not in chunks.
@@ -85,6 +88,7 @@ class PrivateGradients:
         training: how to train.
         privacy: clipping norm, and records held together.
         noise: where sampling and noise come from.
+        units: the positions of each unit's records among `texts`, where units are protected in place of records.
 
     Attributes:
         takes_one_by_one: why records pass through the model one at a time, or None where Opacus takes several.
@@ -104,13 +108,17 @@ class PrivateGradients:
         training: SingleTrainingSettings,
         privacy: PrivacySettings,
         noise: NoiseSource,
+        units: Sequence[NDArray[np.int64]] | None = None,
     ) -> None:
+        self._units = units
         self._loss, self._texts, self._calibration = loss, texts, calibration
         self._privacy, self._noise = privacy, noise
         self.steps_per_epoch = calibration.num_steps // training.epochs
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._per_record: PerRecordGradients | None = None
         self.takes_one_by_one: str | None = None
+        if units is not None:
+            return
         try:
             self._per_record = probe_per_record_gradients(module, loss)
         except ModelError as error:
@@ -118,18 +126,17 @@ class PrivateGradients:
 
     def backward(self, step: int) -> None:
         """Leave the noised gradient of a fresh sample. The sample, and with it the loss, must stay secret."""
-        records = poisson_sample(len(self._texts), self._calibration.sample_rate, self._noise)
-        records = records[np.argsort(self._texts.lengths[records], kind="stable")]
+        num_protected = len(self._texts) if self._units is None else len(self._units)
+        sampled = poisson_sample(num_protected, self._calibration.sample_rate, self._noise)
         sums = [torch.zeros_like(parameter) for parameter in self._parameters]
         max_norm = self._privacy.max_gradient_norm
-        at_once = 1 if self._per_record is None else self._privacy.records_at_once
-        for start in range(0, len(records), at_once):
-            part = records[start : start + at_once].tolist()
-            loss, _ = self._loss(self._texts.batch(part), "sum of text means")
-            backward(loss)
-            add_clipped(sums, self._take(len(part)), max_norm)
+        if self._units is None:
+            self._add_records(sums, sampled, max_norm)
+        else:
+            for unit in sampled.tolist():
+                self._add_unit(sums, self._units[unit], max_norm)
         add_noise(sums, self._calibration.noise_multiplier * max_norm, self._noise)
-        expected_size = self._calibration.sample_rate * len(self._texts)
+        expected_size = self._calibration.sample_rate * num_protected
         for parameter, total in zip(self._parameters, sums, strict=True):
             parameter.grad = total / expected_size
 
@@ -141,6 +148,24 @@ class PrivateGradients:
         """Take Opacus' hooks off the module."""
         if self._per_record is not None:
             self._per_record.close()
+
+    def _add_records(self, sums: Sequence[Tensor], records: NDArray[np.int64], max_norm: float) -> None:
+        """Add each record's gradient, clipped."""
+        records = records[np.argsort(self._texts.lengths[records], kind="stable")]
+        at_once = 1 if self._per_record is None else self._privacy.records_at_once
+        for start in range(0, len(records), at_once):
+            part = records[start : start + at_once].tolist()
+            loss, _ = self._loss(self._texts.batch(part), "sum of text means")
+            backward(loss)
+            add_clipped(sums, self._take(len(part)), max_norm)
+
+    def _add_unit(self, sums: Sequence[Tensor], records: NDArray[np.int64], max_norm: float) -> None:
+        """Add the mean of a unit's gradients, clipped as one; its records may pass together, as one norm is asked."""
+        for start in range(0, len(records), self._privacy.records_at_once):
+            part = records[start : start + self._privacy.records_at_once].tolist()
+            loss, _ = self._loss(self._texts.batch(part), "sum of text means")
+            backward(loss / len(records))
+        add_clipped(sums, self._take(1), max_norm)
 
     def _take(self, num_records: int) -> list[Tensor]:
         """The gradients of the records just passed, [B, *shape] for each parameter, cleared."""

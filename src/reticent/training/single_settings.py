@@ -43,7 +43,7 @@ class SingleTrainingSettings(FrozenModel):
 
     Attributes:
         epochs: passes over the members, fixed in advance: stopping early would depend on the data.
-        batch_size: records a step takes, about.
+        batch_size: records a step takes, about; units, where they are what differential privacy protects.
         learning_rate: the peak; reached over the first twentieth of the steps, then falling linearly to zero.
         seed: public; orders the records, initialises what the technique adds, and draws dropout.
         dtype: of the model and of all products; what is trained keeps float32 copies that the optimiser updates.
@@ -64,11 +64,13 @@ class PrivacySettings(FrozenModel):
     Attributes:
         epsilon: the ε not to exceed.
         delta: its δ.
-        max_gradient_norm: each record's gradient is clipped to this norm.
-        records_at_once: how many records' gradients are held in memory together; it changes nothing but rounding.
+        max_gradient_norm: each record's, or each unit's, gradient is clipped to this norm.
+        records_at_once: how many records pass through the model together; it changes nothing but rounding.
+        per_unit: protect whole units, such as all records of one patient, in place of records.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
     delta: float = Field(gt=0, lt=1)
     max_gradient_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     records_at_once: int = Field(default=8, ge=1)
+    per_unit: bool = False

@@ -141,7 +141,8 @@ class _Adaptation:
             )
         self._calibration: NoiseCalibration | None = None
         if request.privacy is not None:
-            self._calibration = calibrate_training_noise(len(self._members), request.training, request.privacy)
+            protected = len(self._member_units()) if request.privacy.per_unit else len(self._members)
+            self._calibration = calibrate_training_noise(protected, request.training, request.privacy)
             if self._calibration.noise_multiplier == SMALLEST_SIGMA:
                 progress.note(
                     f"the noise multiplier is never below {SMALLEST_SIGMA}: epsilon is "
@@ -249,13 +250,25 @@ class _Adaptation:
         if request.privacy is None or self._calibration is None:
             return None
         source = PrivateGradients(
-            self._module, loss, members, self._calibration, request.training, request.privacy, SystemNoise()
+            self._module,
+            loss,
+            members,
+            self._calibration,
+            request.training,
+            request.privacy,
+            SystemNoise(),
+            self._member_units() if request.privacy.per_unit else None,
         )
         if source.takes_one_by_one:
             self._progress.note(f"records are taken one at a time, which is slow: {source.takes_one_by_one}")
-        if request.unit_key is not None or self._split.units.merged:
-            self._progress.note("epsilon is for one record added or removed; records of one unit share no such bound")
+        if not request.privacy.per_unit and (request.unit_key is not None or self._split.units.merged):
+            self._progress.note("epsilon is for one record added or removed; --dp-per-unit protects whole units")
         return source
+
+    def _member_units(self) -> list[NDArray[np.int64]]:
+        """The positions among the members of each unit's records; no unit is divided between members and others."""
+        units = self._split.units.unit_of_record[self._split.members]
+        return [np.flatnonzero(units == unit) for unit in np.unique(units)]
 
     def _report_epoch(self, epoch: int, loss: EpochLoss) -> None:
         parts = {"training": loss.training, "validation": loss.validation}
@@ -294,6 +307,7 @@ class _Adaptation:
             max_gradient_norm=privacy.max_gradient_norm,
             sample_rate=calibration.sample_rate,
             num_steps=calibration.num_steps,
+            protects="unit" if privacy.per_unit else "record",
         )
 
     def _identity(self) -> dict[str, Any]:
