@@ -54,6 +54,7 @@ def test_show_tells_spent_left_bounds_and_use_by_key_and_day(run_dir, capsys):
     deploy(run_dir, total_budget=0.5)
     shown = printed_json(capsys, "ledger", "show", run_dir, "--json")
     assert shown == {
+        "charging": "fixed",
         "tokens": 4,
         "dissenting_steps": 4,
         "nats_charged": 2.0**-8,
@@ -62,6 +63,7 @@ def test_show_tells_spent_left_bounds_and_use_by_key_and_day(run_dir, capsys):
         "half_success": attack_success(2.0**-8, 0.5),
         "world_success": attack_success(2.0**-8, 1 / 8),
         "worlds": 8,
+        "nats_by_rule": {"fixed": 2.0**-8, "dissent": 2.0**-8},
         "usage": [
             {"key": "k1", "day": "1970-01-01", "tokens": 1},
             {"key": None, "day": "1970-01-02", "tokens": 1},

@@ -7,7 +7,7 @@ from reticent.cli.main import main
 from reticent.cli.output import format_nats, percent_at_most
 from reticent.pac.wording import HALF_QUESTION, NOT_BOUNDED
 
-KEYS = ["step_budget", "tokens", "total_nats", "half_success", "world_success", "worlds"]
+KEYS = ["step_budget", "tokens", "total_nats", "half_success", "world_success", "worlds", "charging"]
 
 
 def plan_as_json(capsys, *arguments):

@@ -40,6 +40,7 @@ def test_show_tells_what_was_spent_and_nothing_of_the_secret(run_dir, capsys):
     assert main(["state", "show", str(run_dir), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert set(shown) == {
+        "charging",
         "tokens",
         "dissenting_steps",
         "nats_charged",

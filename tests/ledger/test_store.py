@@ -32,7 +32,7 @@ from reticent.randomness import SeededNoise, SystemNoise
 
 
 def record(step=0, units=1, **fields):
-    return ReleaseRecord(step, "r", None, 2, units, **fields)
+    return ReleaseRecord(step, "r", None, 2, units, units, **fields)
 
 
 def after(state, tokens=1, units=1):
@@ -277,10 +277,11 @@ def test_a_missing_ledger_key_or_mark_is_named(run_dir, keyring, url):
 
 
 def test_a_newer_schema_is_named(run_dir, keyring, url, monkeypatch):
+    newer = schema.SCHEMA_VERSION + 1
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "SCHEMA_VERSION", 2)
+        patch.setattr(schema, "SCHEMA_VERSION", newer)
         open_ledger(run_dir, keyring, url).close()
-    with pytest.raises(DeploymentStateError, match=r"schema version 2.*upgrade"):
+    with pytest.raises(DeploymentStateError, match=rf"schema version {newer}.*upgrade"):
         open_ledger(run_dir, keyring, url)
 
 

@@ -38,9 +38,9 @@ def test_one_dissenting_release_is_charged_committed_and_returned():
     released = _release(curator, [5, 9, 5, 5, 9, 7, 5, 5], step=3)
     charge = charge_units(BUDGET)
     assert released.token in {5, 7, 9}
-    assert released == ReleasedToken(released.token, 3, charge)
+    assert released == ReleasedToken(released.token, 3, charge, charge)
     [(state, record)] = store.commits
-    assert record == ReleaseRecord(3, "r1", KEY, 3, charge)
+    assert record == ReleaseRecord(3, "r1", KEY, 3, charge, charge)
     assert (state.spent_units, state.tokens_released, state.dissenting_steps) == (charge, 1, 1)
     assert curator.state is state
     assert not np.array_equal(state.log_posterior, Posterior.uniform(8).log_weights)
@@ -50,7 +50,7 @@ def test_unanimity_draws_nothing_updates_nothing_and_costs_the_same():
     noise = FixedNormals()
     curator, store = _curator(noise=noise)
     released = _release(curator, [42] * 8)
-    assert released == ReleasedToken(42, 1, charge_units(BUDGET))
+    assert released == ReleasedToken(42, 1, charge_units(BUDGET), charge_units(BUDGET))
     assert noise.drawn == 0
     [(state, record)] = store.commits
     np.testing.assert_array_equal(state.log_posterior, Posterior.uniform(8).log_weights)

@@ -79,7 +79,7 @@ class Recorder:
     def push(self, written, is_stop_token):
         self.tokens.append(written.token)
         self.sources.append(written.source)
-        self.shown_units += written.charge_units
+        self.shown_units += written.reserve_units
         return len(self.tokens) < self.wants
 
     def end(self, ending):

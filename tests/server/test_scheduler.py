@@ -70,7 +70,7 @@ def test_a_step_releases_by_the_mechanism_the_job_is_set_to(kind):
         [(_, written)] = decode_step(ensemble, stepped, [job], public_fallback=False).tokens
         votes = cast_votes(ensemble, job.context, job.settings, job.coins, job.step)
         released = alone.release(votes, Charging(NATS), request="r", step=job.step, release_mechanism=kind)
-        assert (written.token, written.charge_units) == (released.token, released.charge_units)
+        assert (written.token, written.reserve_units) == (released.token, released.reserve_units)
         np.testing.assert_array_equal(stepped.state.log_posterior, alone.state.log_posterior)
         ensemble.extend([job.context], [written.token])
     assert stepped.state.dissenting_steps > 0

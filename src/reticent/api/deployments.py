@@ -7,13 +7,13 @@ before the token is yielded.
 |---|---|
 | a setting, a budget or the run is refused | no secret world is drawn |
 | another process, or another `Deployment`, holds the deployment | `DeploymentStateError` |
-| the budget does not cover the next token | the text so far, then `BudgetExhaustedError` |
+| the budget does not cover the next token's charge | the text so far, then `BudgetExhaustedError` |
 | a charge cannot be made durable | `StorageError`; its token is not shown |
 | an answer is iterated after the deployment was closed | `DeploymentStateError`; nothing is released |
 """
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -24,6 +24,7 @@ from reticent.api.generation import Answer
 from reticent.api.settings import DTypeName, torch_dtype
 from reticent.decoding.votes import Decoder, DecodingSettings, require_candidates
 from reticent.errors import RunDirectoryError
+from reticent.pac.charging import ChargingRule
 
 if TYPE_CHECKING:
     from reticent.ledger.reader import LedgerReader
@@ -38,6 +39,7 @@ class DeploymentOptions:
 
     settings: DecodingSettings
     total_budget: float | None = None
+    charging: ChargingRule | None = None
     drafts: int = 0
     model: str | None = None
     dtype: DTypeName | None = None
@@ -101,11 +103,14 @@ class LoadedRun:
         """Open the run's deployment, which draws its secret world at the first use.
 
         Raises:
-            InvalidValueError: the cap cannot be set.
+            InvalidValueError: the cap cannot be set, or the deployment charges by another rule.
             DeploymentStateError, StorageError: the ledger cannot be opened or written.
         """
         options = self._options
-        return Deployment(self, open_ledger(self._folder, self.num_worlds, options.total_budget, options.database_url))
+        ledger = open_ledger(
+            self._folder, self.num_worlds, options.total_budget, options.database_url, options.charging
+        )
+        return Deployment(self, ledger)
 
     def release(self, ledger: "Ledger", prompt: str, max_tokens: int, seed: int | None) -> Answer:
         """Begin an answer whose tokens are released through a ledger; see `Deployment.generate`."""
@@ -113,7 +118,7 @@ class LoadedRun:
         from reticent.randomness import PublicCoins
         from reticent.text.tokenise import encode_prompt
 
-        settings = self._options.settings
+        settings = replace(self._options.settings, charging_rule=ledger.curator.charging_rule)
         coins = PublicCoins.fresh() if seed is None else PublicCoins.from_seed(seed, 0)
         tokens = generate(
             self._engine,
@@ -161,6 +166,11 @@ class Deployment:
     def is_new(self) -> bool:
         """True if this opening drew the deployment's secret world."""
         return self._ledger.created
+
+    @property
+    def charging(self) -> ChargingRule:
+        """The rule by which tokens are charged over the deployment's life."""
+        return self._ledger.curator.charging_rule
 
     @property
     def spent(self) -> float:
@@ -223,11 +233,18 @@ def run_id(run_dir: Path) -> str:
         ) from error
 
 
-def open_ledger(run_dir: Path, num_worlds: int, total_budget: float | None, database_url: str | None) -> "Ledger":
+def open_ledger(
+    run_dir: Path,
+    num_worlds: int,
+    total_budget: float | None,
+    database_url: str | None,
+    charging: ChargingRule | None = None,
+) -> "Ledger":
     """Open the ledger of a run's deployment, which is created at its first use; it holds the deployment's locks.
 
     Raises:
-        InvalidValueError: `total_budget` is above the cap that was set, or below what is spent.
+        InvalidValueError: `total_budget` is above the cap that was set, or below what is spent; or the deployment
+            charges by another rule than `charging`.
         DeploymentStateError, StorageError: the ledger cannot be opened or written.
     """
     from reticent.ledger.keys import Keyring
@@ -241,6 +258,7 @@ def open_ledger(run_dir: Path, num_worlds: int, total_budget: float | None, data
         Keyring.of_user(),
         database_url=database_url,
         total_budget=total_budget,
+        charging_rule=charging,
         noise=SystemNoise(),
     )
 

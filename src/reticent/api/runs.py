@@ -17,7 +17,7 @@ from reticent.api.progress import SilentProgress
 from reticent.api.settings import DTypeName, parse_choice
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
-from reticent.pac.charging import DEFAULT_CHARGING_RULE, ChargingRule
+from reticent.pac.charging import ChargingRule
 from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism
 from reticent.protocols import Progress
 from reticent.training.presets import PRESETS, Preset
@@ -96,7 +96,7 @@ class Run:
         step_budget: Nats = DEFAULT_STEP_BUDGET,
         total_budget: Nats | None = None,
         release: ReleaseMechanism | str = DEFAULT_RELEASE,
-        charging: ChargingRule | str = DEFAULT_CHARGING_RULE,
+        charging: ChargingRule | str | None = None,
         decoder: Decoder | str = Decoder.GUMBEL,
         temperature: float = 1.0,
         candidates: int = 200,
@@ -112,7 +112,8 @@ class Run:
             step_budget: b, the most that one token is charged, in nats.
             total_budget: B, the cap over the deployment's life in nats; None for the cap it has, or none.
             release: the mechanism that releases the realised world's vote: `gaussian` or `mixture`.
-            charging: the rule by which a released token is charged, a `ChargingRule`.
+            charging: the rule by which tokens are charged over the deployment's life: `fixed`, or `dissent`, which
+                charges only tokens on which the worlds' votes differ. None for the rule it has; a new one gets `fixed`.
             decoder: the worlds' votes: `gumbel` samples or `greedy` choices.
             temperature: of the Gumbel decoder.
             candidates: k, tokens that the public model nominates at each step.
@@ -123,7 +124,7 @@ class Run:
             database_url: place of the ledger; `ledger.sqlite` in the run directory unless given.
 
         Raises:
-            InvalidValueError: a value is out of range, or the cap cannot be set.
+            InvalidValueError: a value is out of range, the cap cannot be set, or the deployment has another rule.
             ModelError, RunDirectoryError: the base is missing, the run is damaged, or nothing may be released from it.
             DeploymentStateError, StorageError: the ledger cannot be opened.
         """
@@ -133,11 +134,11 @@ class Run:
             temperature,
             candidates,
             parse_choice("release", ReleaseMechanism, release),
-            parse_choice("charging", ChargingRule, charging),
         )
         options = DeploymentOptions(
             settings=settings,
             total_budget=None if total_budget is None else to_nats(total_budget),
+            charging=None if charging is None else parse_choice("charging", ChargingRule, charging),
             drafts=drafts,
             model=model,
             dtype=dtype,

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from reticent.cli.output import notes, parse_budget
+from reticent.pac.charging import DESCRIPTIONS as CHARGED
 from reticent.pac.charging import ChargingRule
 from reticent.pac.mechanism import DESCRIPTIONS, ReleaseMechanism
 
@@ -51,11 +52,12 @@ Release = Annotated[
     ),
 ]
 Charge = Annotated[
-    ChargingRule,
+    ChargingRule | None,
     typer.Option(
         "--charging",
-        help="The rule by which a released token is charged.",
-        hidden=len(ChargingRule) == 1,  # no choice yet
+        help="The tokens that are charged over the deployment's life: "
+        + "; ".join(f"{name}, {clause}" for name, clause in CHARGED.items())
+        + ". Chosen at the first use: fixed unless given.",
     ),
 ]
 Drafts = Annotated[

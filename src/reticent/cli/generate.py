@@ -22,7 +22,6 @@ from reticent.cli.output import bound_facts, console, facts, format_nats, print_
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import BudgetExhaustedError
-from reticent.pac.charging import DEFAULT_CHARGING_RULE
 from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def generate(
     total_budget: TotalBudget = None,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
     release: Release = DEFAULT_RELEASE,
-    charging: Charge = DEFAULT_CHARGING_RULE,
+    charging: Charge = None,
     temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     drafts: Drafts = 0,
@@ -82,8 +81,9 @@ def generate(
     loaded = LoadedRun(
         run,
         DeploymentOptions(
-            settings=DecodingSettings(decoder, step_budget, temperature, candidates, release, charging),
+            settings=DecodingSettings(decoder, step_budget, temperature, candidates, release),
             total_budget=total_budget,
+            charging=charging,
             drafts=drafts,
             model=model,
             dtype=None if dtype is None else dtype.value,
@@ -124,6 +124,7 @@ def _report(answer: "Answer", pace: Pace, deployment: "Deployment", release: Rel
                 "milliseconds_per_token": pace.milliseconds_per_token,
                 "milliseconds_to_first_token": pace.milliseconds_to_first_token,
                 "nats_charged_in_all": deployment.spent,
+                "charging": deployment.charging.value,
                 "stopped_by": stopped_by,
                 "release": release.value,
                 "coin_key": None if answer.coin_key is None else answer.coin_key.hex(),

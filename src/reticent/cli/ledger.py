@@ -22,14 +22,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command("show")
 def show(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
-    """Nats spent and left, the bounds they give, and tokens by key and day (UTC)."""
+    """Nats spent and left, the bounds they give, what each charging rule charges, and tokens by key and day (UTC)."""
+    from reticent.pac.accounting import units_to_nats
+
     with read_ledger(run, database_url) as reader:
         state, usage = reader.state, reader.usage()
+        nats_by_rule = {rule.value: units_to_nats(units) for rule, units in reader.units_by_rule().items()}
     if as_json:
         rows = [{"key": use.key_id, "day": use.day.isoformat(), "tokens": use.tokens} for use in usage]
-        print_json(spending_record(state, prior_known=has_prior(run)) | {"usage": rows})
+        found = {"nats_by_rule": nats_by_rule, "usage": rows}
+        print_json(spending_record(state, prior_known=has_prior(run)) | found)
         return
-    console.print(facts(spending_facts(state, prior_known=has_prior(run))))
+    others = {
+        f"the rule {rule} would have charged": format_nats(nats)
+        for rule, nats in nats_by_rule.items()
+        if rule != state.charging_rule
+    }
+    console.print(facts(spending_facts(state, prior_known=has_prior(run)) | others))
     if usage:
         print_table(_usage_table(usage))
 

@@ -7,7 +7,8 @@ import typer
 
 from reticent.cli.deployment import Charge
 from reticent.cli.output import bound_facts, console, facts, format_nats, parse_budget, percent_at_most, print_json
-from reticent.pac.charging import DEFAULT_CHARGING_RULE
+from reticent.pac.charging import DEFAULT_CHARGING_RULE, ChargingRule
+from reticent.pac.charging import DESCRIPTIONS as CHARGED
 from reticent.pac.wording import NOT_BOUNDED
 
 
@@ -27,23 +28,27 @@ def plan(
         float | None, typer.Option(help="Largest success in telling which half a record is in: between 0.5 and 1.")
     ] = None,
     worlds: Annotated[int, typer.Option(help="Number of candidate worlds; even.")] = 128,
-    charging: Charge = DEFAULT_CHARGING_RULE,
+    charging: Charge = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Relate tokens, budget and bound: give two of the three, read the third."""
     from reticent.pac import bounds
 
+    rule = charging or DEFAULT_CHARGING_RULE
     result = bounds.plan(
-        tokens=tokens, step_budget=step_budget, half_success=half_success, num_worlds=worlds, charging_rule=charging
+        tokens=tokens, step_budget=step_budget, half_success=half_success, num_worlds=worlds, charging_rule=rule
     )
     if as_json:
-        print_json(asdict(result))
+        print_json(asdict(result) | {"charging": rule.value})
         return
+    is_worst_case = rule is not ChargingRule.FIXED
     console.print(
         facts(
             {
-                "tokens": f"{result.tokens:,}",
-                "charge per token": format_nats(result.step_budget),
+                "tokens": f"at least {result.tokens:,}" if is_worst_case else f"{result.tokens:,}",
+                "charge per token": f"at most {format_nats(result.step_budget)} ({CHARGED[rule]})"
+                if is_worst_case
+                else format_nats(result.step_budget),
                 "total": format_nats(result.total_nats),
                 **bound_facts(result.half_success, result.world_success, result.worlds),
             }

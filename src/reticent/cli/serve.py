@@ -41,7 +41,7 @@ from reticent.cli.serve_options import (
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings, require_candidates
 from reticent.errors import InvalidValueError
-from reticent.pac.charging import DEFAULT_CHARGING_RULE
+from reticent.pac.charging import ChargingRule
 from reticent.pac.mechanism import DEFAULT_RELEASE
 from reticent.server.settings import ConnectionLimits, Limits, OnExhausted, ServerSettings
 
@@ -63,7 +63,7 @@ def serve(
     ] = OnExhausted.REFUSE,
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
     release: Release = DEFAULT_RELEASE,
-    charging: Charge = DEFAULT_CHARGING_RULE,
+    charging: Charge = None,
     temperature_default: Annotated[float, typer.Option(help="Temperature where a request names none.")] = 1.0,
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
     drafts: Drafts = 0,
@@ -112,7 +112,7 @@ def serve(
         CONNECTIONS.trusted_proxies if trusted_proxy is None else tuple(trusted_proxy),
         log_addresses,
     )
-    decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates, release, charging)
+    decoding = DecodingSettings(decoder, step_budget, temperature_default, candidates, release)
     settings = ServerSettings(
         name or run.resolve().name,
         decoding,
@@ -124,13 +124,14 @@ def serve(
         connections,
         drain_seconds,
     )
-    _serve(run, settings, total_budget, database_url, host, port, model, dtype, device)
+    _serve(run, settings, total_budget, charging, database_url, host, port, model, dtype, device)
 
 
 def _serve(
     run: Path,
     settings: ServerSettings,
     total_budget: float | None,
+    charging: ChargingRule | None,
     database_url: str | None,
     host: str,
     port: int,
@@ -156,7 +157,7 @@ def _serve(
     identity = run_id(run)
     # Whatever can be refused is refused before a deployment is drawn.
     require_candidates(settings.decoding, engine.vocab_size)
-    with open_ledger(run, opened.manifest.num_worlds, total_budget, database_url) as ledger:
+    with open_ledger(run, opened.manifest.num_worlds, total_budget, database_url, charging) as ledger:
         announce_deployment(is_new=ledger.created, has_cap=ledger.curator.account.cap_units is not None)
         bound_to, why = choose_host(host, KeyTable(ledger.database))
         if why is not None:

@@ -33,6 +33,7 @@ def spending_record(state: "CuratorState", *, prior_known: bool) -> dict[str, ob
     """
     account = state.account
     return {
+        "charging": state.charging_rule.value,
         "tokens": state.tokens_released,
         "dissenting_steps": state.dissenting_steps,
         "nats_charged": account.spent_nats,
@@ -53,7 +54,7 @@ def spending_facts(state: "CuratorState", *, prior_known: bool) -> dict[str, str
     return {
         "tokens released": f"{state.tokens_released:,}",
         "dissenting steps": f"{state.dissenting_steps:,}",
-        "charged": format_nats(account.spent_nats),
+        "charged": f"{format_nats(account.spent_nats)}, by the rule {state.charging_rule}",
         "cap": "none" if account.cap_nats is None else format_nats(account.cap_nats),
         "left": "no limit" if account.left_nats is None else format_nats(account.left_nats),
         **bounds,

@@ -9,7 +9,7 @@ included: that generation ends there is also an answer.
 |---|---|
 | a stop token is released | it is yielded, and generation ends |
 | the context window is full | generation ends after the token that fills it |
-| the budget does not cover the next token | `BudgetExhaustedError` from the curator; the tokens before stand |
+| the budget does not cover the next token's charge | `BudgetExhaustedError` from the curator; the tokens before stand |
 | the state cannot be written | the curator's error; the token is not shown |
 | the consumer stops iterating | nothing further is computed, charged or released |
 """
@@ -33,7 +33,7 @@ class GeneratedToken:
     Attributes:
         token: its id.
         num_active: how many distinct tokens the worlds voted for; 1 where all agreed and no noise was needed.
-        charge_units: what was charged for it, in units of 2^-64 nat.
+        charge_units: what was charged for it, in units of 2^-64 nat. Under some rules it tells as much as `num_active`.
     """
 
     token: int

@@ -23,7 +23,7 @@ from sqlalchemy import Row, insert, select, update
 from reticent._validate import integer_in_range
 from reticent.errors import InvalidValueError, ReticentError, StorageError
 from reticent.ledger.database import Database
-from reticent.ledger.schema import api_keys, columns_of_keys, complete_keys
+from reticent.ledger.schema import api_keys, complete_keys, present_columns
 
 _PREFIX: Final = "rtc"
 _ID_BYTES: Final = 6
@@ -154,12 +154,11 @@ class KeyTable:
         if self._database.missing and not deployed:
             return []
         with self._database.transaction(write=False) as connection:
-            present = columns_of_keys(connection)
-            if not present:
+            columns = present_columns(connection, api_keys)
+            if not columns:
                 if deployed:
                     raise StorageError(f"{self._database} has lost its table of API keys; put the latest ledger back")
                 return []
-            columns = [column for column in api_keys.columns if column.name in present]
             return [
                 _row_to_key(row)
                 for row in connection.execute(select(*columns).order_by(api_keys.c.created, api_keys.c.id))

@@ -5,8 +5,9 @@ is broken. The head, the number of releases and their total are sealed with the 
 that appends to the chain, so that rows cannot be edited, dropped, inserted or cut off at the end unnoticed, not even by
 someone who computes the digests anew.
 
-A digest covers the digest before it and every other column of its row, in one fixed encoding. `num_active` has few
-possible values and could be guessed from a digest: whoever must not see it must not see digests either.
+A digest covers the digest before it and every other column of its row, in one fixed encoding; what a row could have
+cost comes last, where the ledger's schema keeps it. `num_active` has few possible values and could be guessed from a
+digest: whoever must not see it must not see digests either.
 """
 
 import hashlib
@@ -46,6 +47,7 @@ def digest(
     num_active: int,
     charge_units: str,
     key_id: str | None,
+    reserve_units: str | None = None,
 ) -> bytes:
     """The digest of the row with these columns that follows the digest `previous`, 32 bytes.
 
@@ -53,6 +55,7 @@ def digest(
         ValueError, TypeError, OverflowError, AttributeError, struct.error: a value that no release has.
     """
     request_bytes = request.encode()
+    reserve = b"" if reserve_units is None else int(reserve_units, 16).to_bytes(16, "big")
     key_bytes = b"" if key_id is None else key_id.encode()
     fixed = _FIXED.pack(
         number,
@@ -64,28 +67,28 @@ def digest(
         len(request_bytes),
         -1 if key_id is None else len(key_bytes),
     )
-    return hashlib.sha256(b"".join((previous, fixed, coin_key or b"", request_bytes, key_bytes))).digest()
+    return hashlib.sha256(b"".join((previous, fixed, coin_key or b"", request_bytes, key_bytes, reserve))).digest()
 
 
 def replay(rows: Iterable[Sequence[Any]], start: bytes) -> Totals:
     """Follow a chain row by row, in order of their numbers, holding one row at a time.
 
     Args:
-        rows: the columns that `digest` takes, in its order, and the stored digest.
+        rows: the columns that `digest` takes, in its order, the stored digest before the last one.
         start: the digest before the first.
 
     Raises:
         DeploymentStateError: a row is missing, was added, or does not fit its digest; the first such row is named.
     """
     head, units, expected = start, 0, 1
-    for number, time, request, step, coin_key, num_active, charge_units, key_id, stored in rows:
+    for number, time, request, step, coin_key, num_active, charge_units, key_id, stored, *reserve in rows:
         if number < expected:
             raise DeploymentStateError(f"release {number} is no release of this ledger: the row was added")
         if number > expected:
             missing = f"release {expected}" if number == expected + 1 else f"releases {expected} to {number - 1}"
             raise DeploymentStateError(f"{missing} missing from the ledger: rows were deleted from its middle")
         try:
-            head = digest(head, number, time, request, step, coin_key, num_active, charge_units, key_id)
+            head = digest(head, number, time, request, step, coin_key, num_active, charge_units, key_id, *reserve)
             units += int(charge_units, 16)
         except (ValueError, TypeError, OverflowError, AttributeError, struct.error):
             head = b""

@@ -22,6 +22,7 @@ from reticent.ledger.reader import LedgerReader, read_header, require_run
 from reticent.ledger.sealing import Header, LedgerCheckpoint, run_digest, seal
 from reticent.ledger.writer import Writer
 from reticent.pac.accounting import cap_units, units_to_nats
+from reticent.pac.charging import ChargingRule
 from reticent.pac.curator import CuratorState
 
 
@@ -61,7 +62,7 @@ def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, ini
         DeploymentStateError: another process is about to create one there, or the key is malformed.
         StorageError: something cannot be written.
     """
-    header = Header(schema.SCHEMA_VERSION, secrets.token_hex(16), run_digest(run_id))
+    header = Header(schema.SCHEMA_VERSION, secrets.token_hex(16), run_digest(run_id), initial.charging_rule)
     checkpoint = LedgerCheckpoint(initial, chain.first_digest(header.deployment_id, header.run_digest))
     with contextlib.ExitStack() as undo:
         if database.missing:
@@ -83,6 +84,7 @@ def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, ini
                     deployment_id=header.deployment_id,
                     run_digest=header.run_digest,
                     created=int(time.time()),
+                    charging_rule=header.charging_rule.value,
                 )
             )
             sealed = seal(key, header, checkpoint)
@@ -154,6 +156,20 @@ def require_worlds(state: CuratorState, num_worlds: int) -> None:
         raise DeploymentStateError(
             f"the ledger was made for {state.log_posterior.size} worlds, and this run has {num_worlds}"
         )
+
+
+def require_rule(header: Header, wanted: ChargingRule | None, database: Database) -> None:
+    """Check that a deployment charges by the rule that is asked for; None asks for the one it has.
+
+    Raises:
+        InvalidValueError: it charges by another.
+    """
+    if wanted in (None, header.charging_rule):
+        return
+    raise InvalidValueError(
+        f"charging {wanted}: the deployment in {database} charges by the rule {header.charging_rule}, which was chosen "
+        "when it was created, for its whole life. Leave the option out, or deploy another run by the rule you want"
+    )
 
 
 def with_cap(opened: Opened, total_budget: float | None) -> Opened:

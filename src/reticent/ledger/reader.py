@@ -26,6 +26,7 @@ from reticent.ledger.lock import is_deployment_id
 from reticent.ledger.sealing import Header, LedgerCheckpoint, run_digest, unseal
 from reticent.ledger.writer import state_missing
 from reticent.pac.accounting import units_to_nats
+from reticent.pac.charging import ChargingRule
 from reticent.pac.curator import CuratorState
 
 _ROWS_AT_ONCE: Final = 1000
@@ -132,11 +133,26 @@ class LedgerReader:
             rows = self._connection.execute(query).all()
         return [DailyUsage(key_id, datetime.fromtimestamp(start, UTC).date(), tokens) for key_id, start, tokens in rows]
 
+    def units_by_rule(self) -> dict[ChargingRule, int]:
+        """Charges for the releases so far by each rule, in units of 2^-64 nat; one of them was the deployment's."""
+        table = schema.releases.c
+        reserve = table.reserve_units if self._header.has_rule else table.charge_units
+        differ = table.num_active > 1
+        with self._database.errors():
+            rows = self._connection.execute(select(reserve, differ, func.count()).group_by(reserve, differ)).all()
+        # Amounts pass 64 bits, so they are added here; a deployment has few different ones.
+        worst = [(int(units, 16) * count, bool(is_dissenting)) for units, is_dissenting, count in rows]
+        return {
+            ChargingRule.FIXED: sum(units for units, _ in worst),
+            ChargingRule.DISSENT: sum(units for units, is_dissenting in worst if is_dissenting),
+        }
+
     def releases(self) -> Iterator[dict[str, object]]:
         """Every release as plain values, without anything secret.
 
-        The number of active tokens is left out, and with it the digest, from which it could be guessed: it tells where
-        the worlds differ, and so what the corpus holds.
+        The number of active tokens is left out, with the digest, from which it could be guessed, and a charge that
+        depends on it: they tell where the worlds differ, and so what the corpus holds. `nats` is the most that the
+        token could have cost, which is what the rule `fixed` charged.
         """
         for row in self._rows():
             yield {
@@ -146,7 +162,7 @@ class LedgerReader:
                 "step": row.step,
                 "coin_key": None if row.coin_key is None else row.coin_key.hex(),
                 "key": row.key_id,
-                "nats": units_to_nats(int(row.charge_units, 16)),
+                "nats": units_to_nats(int(row.reserve_units if self._header.has_rule else row.charge_units, 16)),
             }
 
     def close(self) -> None:
@@ -175,8 +191,9 @@ class LedgerReader:
         return checkpoint
 
     def _rows(self) -> Iterator[Row[Any]]:
-        query = select(schema.releases).order_by(schema.releases.c.number)
         with self._database.errors():
+            query = select(*schema.release_columns(has_reserve=self._header.has_rule))
+            query = query.order_by(schema.releases.c.number)
             yield from self._connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(query)
 
 
@@ -189,7 +206,8 @@ def read_header(connection: Connection, database: Database) -> Header | None:
     tables = set(inspect(connection).get_table_names())
     if schema.deployment.name not in tables:
         return None
-    row = connection.execute(select(schema.deployment)).one_or_none()
+    columns = schema.present_columns(connection, schema.deployment)
+    row = connection.execute(select(*columns)).one_or_none()
     if row is None:
         return None
     if row.schema_version > schema.SCHEMA_VERSION:
@@ -205,7 +223,19 @@ def read_header(connection: Connection, database: Database) -> Header | None:
             )
     if not is_deployment_id(row.deployment_id):
         raise DeploymentStateError(f"{database} names its deployment by no identifier; put the latest ledger back")
-    return Header(row.schema_version, row.deployment_id, bytes(row.run_digest))
+    return Header(row.schema_version, row.deployment_id, bytes(row.run_digest), _charging_rule(row, database))
+
+
+def _charging_rule(row: Row[Any], database: Database) -> ChargingRule:
+    """The rule in the row of a deployment; `fixed` where its schema keeps none."""
+    if row.schema_version < schema.FIRST_VERSION_WITH_RULE:
+        return ChargingRule.FIXED
+    try:
+        return ChargingRule(str(getattr(row, "charging_rule", "")))
+    except ValueError:
+        raise DeploymentStateError(
+            f"{database} names no charging rule of this release; put the latest ledger back, or upgrade reticent"
+        ) from None
 
 
 def holds_release(connection: Connection, header: Header, last: LastRelease) -> bool:

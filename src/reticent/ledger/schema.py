@@ -5,17 +5,25 @@ kept as 32 hexadecimal digits, and no database ever rounds or overflows one. `st
 
 | table | holds | confidential |
 |---|---|---|
-| `deployment` | which deployment, run and schema this is | no |
+| `deployment` | which deployment, run and schema this is, and the rule by which it charges | no |
 | `state` | the sealed secret, posterior, account and head of the chain; the writer's epoch | sealed |
-| `releases` | one row a released token, chained by digests; only ever appended to | `num_active` tells of the corpus |
+| `releases` | one row a released token, chained by digests; only appended to | `num_active`, charge: of the corpus |
 | `api_keys` | who may ask: salted hashes, scopes, quotas, expiry | hashes only |
 
 Versions. `SCHEMA_VERSION` covers the tables of the record (`deployment`, `state`, `releases`) and is sealed with it; a
-release refuses a version above its own. `api_keys` is not part of the record: a column that is added to it may be null,
+release refuses a version above its own. A ledger keeps the version it was made with: its tables are never altered, and
+what a later version added reads as what was so before.
+
+| version | what it added | reads before that as |
+|---|---|---|
+| 1 | | |
+| 2 | `deployment.charging_rule`, `releases.reserve_units` | the rule `fixed`, and as much reserved as charged |
+
+`api_keys` is not part of the record: a column that is added to it may be null,
 reads as null where an older release made the table, and is added to that by the first command that writes keys.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -32,7 +40,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import NoSuchTableError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+FIRST_VERSION_WITH_RULE: Final = 2
+RULE_LETTERS: Final = 16
 UNIT_DIGITS: Final = 32
 LARGEST_UNITS: Final = 16**UNIT_DIGITS - 1
 
@@ -49,6 +59,7 @@ deployment: Final = Table(
     Column("deployment_id", String(32), nullable=False),
     Column("run_digest", LargeBinary(32), nullable=False),
     Column("created", BigInteger, nullable=False),
+    Column("charging_rule", String(RULE_LETTERS)),
 )
 
 state: Final = Table(
@@ -72,6 +83,7 @@ releases: Final = Table(
     Column("charge_units", String(UNIT_DIGITS), nullable=False),
     Column("key_id", Text),
     Column("digest", LargeBinary(32), nullable=False),
+    Column("reserve_units", String(UNIT_DIGITS)),
 )
 
 api_keys: Final = Table(
@@ -93,17 +105,28 @@ api_keys: Final = Table(
 def complete_keys(connection: Connection) -> None:
     """Create the table of keys, or give it the columns that it lacks; in a transaction that may write."""
     api_keys.create(connection, checkfirst=True)
-    present = columns_of_keys(connection)
+    present = column_names(connection, api_keys)
     for column in api_keys.columns:
         if column.name not in present:
             kind = column.type.compile(connection.dialect)
             connection.exec_driver_sql(f"ALTER TABLE {api_keys.name} ADD COLUMN {column.name} {kind}")
 
 
-def columns_of_keys(connection: Connection) -> set[str]:
-    """Names of the columns that the table of keys has; none where there is no table."""
+def release_columns(*, has_reserve: bool) -> list[Column[Any]]:
+    """The columns of a release, with or without what it could have cost, in their order."""
+    return [column for column in releases.columns if has_reserve or column is not releases.c.reserve_units]
+
+
+def present_columns(connection: Connection, table: Table) -> list[Column[Any]]:
+    """The columns of a table that a ledger has, in their order; none where there is no such table."""
+    present = column_names(connection, table)
+    return [column for column in table.columns if column.name in present]
+
+
+def column_names(connection: Connection, table: Table) -> set[str]:
+    """Names of the columns that a table of a ledger has; none where there is no such table."""
     try:
-        return {column["name"] for column in inspect(connection).get_columns(api_keys.name)}
+        return {column["name"] for column in inspect(connection).get_columns(table.name)}
     except NoSuchTableError:
         return set()
 

@@ -12,12 +12,16 @@ from typing import Final
 import numpy as np
 
 from reticent.errors import DeploymentStateError
+from reticent.ledger import schema
 from reticent.ledger.chain import Totals
 from reticent.ledger.keys import StateKey
+from reticent.pac.charging import ChargingRule
 from reticent.pac.curator import CuratorState
 
 _MAGIC: Final = b"RETICENT"
 _HEADER: Final = struct.Struct(">8sH16s32s")
+# behind it, from the version on that keeps it: the name of the charging rule, filled up with zeros
+_RULE: Final = struct.Struct(f">{schema.RULE_LETTERS}s")
 # secret, tokens released, dissenting steps, spent units, whether there is a cap, cap units, head of the release chain
 _COUNTS: Final = struct.Struct(">QQQ16s?16s32s")
 _POSTERIOR_TYPE: Final = np.dtype(">f8")
@@ -30,10 +34,17 @@ class Header:
     schema: int
     deployment_id: str
     run_digest: bytes
+    charging_rule: ChargingRule
+
+    @property
+    def has_rule(self) -> bool:
+        """True if the ledger keeps the charging rule, and what each token could have cost; else it is `fixed`."""
+        return self.schema >= schema.FIRST_VERSION_WITH_RULE
 
     def to_bytes(self) -> bytes:
-        """The header in its one encoding."""
-        return _HEADER.pack(_MAGIC, self.schema, bytes.fromhex(self.deployment_id), self.run_digest)
+        """The header in the one encoding of its schema."""
+        common = _HEADER.pack(_MAGIC, self.schema, bytes.fromhex(self.deployment_id), self.run_digest)
+        return common + _RULE.pack(self.charging_rule.encode()) if self.has_rule else common
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +101,6 @@ def unseal(key: StateKey, header: Header, sealed: bytes) -> LedgerCheckpoint:
         cap_units=int.from_bytes(cap, "big") if has_cap else None,
         tokens_released=tokens_released,
         dissenting_steps=dissenting_steps,
+        charging_rule=header.charging_rule,
     )
     return LedgerCheckpoint(state, head)

@@ -35,6 +35,7 @@ from reticent.ledger.opening import (
     continue_from,
     create,
     existing_header,
+    require_rule,
     require_undeployed,
     require_worlds,
     with_cap,
@@ -42,6 +43,7 @@ from reticent.ledger.opening import (
 from reticent.ledger.room import DiskRoom
 from reticent.ledger.sealing import LedgerCheckpoint, seal, unseal
 from reticent.ledger.writer import probe
+from reticent.pac.charging import DEFAULT_CHARGING_RULE, ChargingRule
 from reticent.pac.curator import Curator, CuratorState, ReleaseRecord
 from reticent.randomness import NoiseSource
 
@@ -80,6 +82,7 @@ class Ledger:
         *,
         database_url: str | None = None,
         total_budget: float | None = None,
+        charging_rule: ChargingRule | None = None,
         noise: NoiseSource,
     ) -> Self:
         """Continue the deployment of a run, or draw its secret and create its ledger at the first use.
@@ -92,11 +95,13 @@ class Ledger:
             database_url: `sqlite:///…` or `postgresql://…`; `ledger.sqlite` in the run directory unless given.
             total_budget: B, the cap over the deployment's life in nats, at most 2^63; None for no cap, or for the
                 cap the deployment has. An existing deployment's cap may be set or lowered, never raised.
+            charging_rule: the rule by which tokens are charged over the deployment's life; None for the one it has, or
+                `fixed` for a new one.
             noise: draws the secret and the noise; a secure source, such as `SystemNoise`.
 
         Raises:
-            InvalidValueError: the source can be replayed, a number is out of range, the URL is none, or the total
-                budget is above the cap that was set, or below what is spent.
+            InvalidValueError: the source can be replayed, a number is out of range, the URL is none, the total budget
+                is above the cap that was set, or below what is spent, or the deployment charges by another rule.
             DeploymentStateError: the ledger belongs to another run, fails its verification, is older than the last
                 release, comes from a newer schema, was deleted, is in use elsewhere, or its key does not fit.
             StorageError: the database or a file cannot be reached or written.
@@ -113,8 +118,11 @@ class Ledger:
             header = existing_header(database)
             if header is None:
                 require_undeployed(lock.deployment_id, lock.ledger_place, database)
-                opened = create(lock, database, run_id, keyring, CuratorState.initial(num_worlds, noise, total_budget))
+                rule = DEFAULT_CHARGING_RULE if charging_rule is None else charging_rule
+                initial = CuratorState.initial(num_worlds, noise, total_budget, rule)
+                opened = create(lock, database, run_id, keyring, initial)
             else:
+                require_rule(header, charging_rule, database)
                 opened = continue_from(lock, run_dir, run_id, keyring, database, header)
             undo.callback(opened.close)
             require_worlds(opened.checkpoint.state, num_worlds)
@@ -150,7 +158,7 @@ class Ledger:
         head, rows = self._head, []
         now = int(time.time())
         for number, record in enumerate(records, self._tokens + 1):
-            row = _row(number, now, record)
+            row = _row(number, now, record, has_reserve=self._opened.header.has_rule)
             head = chain.digest(head, **row)
             rows.append(row | {"digest": head})
         sealed = seal(self._opened.key, self._opened.header, LedgerCheckpoint(state, head))
@@ -217,8 +225,8 @@ class Ledger:
         self._lock.require_held()
 
 
-def _row(number: int, now: int, record: ReleaseRecord) -> dict[str, Any]:
-    return {
+def _row(number: int, now: int, record: ReleaseRecord, *, has_reserve: bool) -> dict[str, Any]:
+    row = {
         "number": number,
         "time": now,
         "request": record.request,
@@ -228,3 +236,6 @@ def _row(number: int, now: int, record: ReleaseRecord) -> dict[str, Any]:
         "charge_units": schema.units_as_text(record.charge_units),
         "key_id": record.key_id,
     }
+    if has_reserve:
+        row["reserve_units"] = schema.units_as_text(record.reserve_units)
+    return row

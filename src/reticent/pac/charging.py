@@ -1,19 +1,20 @@
 """The charge for a released token, by a closed set of rules: the accounting is proved for these and no others.
 
-Contract: `Charging.reserve_units` is the worst case. It is tested against the cap before the votes are seen, so that
-neither a refusal nor the moment of it depends on them. `Charging.charge` is made once the votes are fixed, is never
-above the reserve, and is a function of what their record says: it never sees the realised world. The charge that was
-made travels with its token, and whoever adds up charges adds those.
+Contract: `Charging.charge` is made once the votes are fixed, before anything random is drawn, and is a function of how
+many distinct votes there are: it never sees the realised world. It is never above `Charging.reserve_units`, the worst
+case, which is known before the votes. The account adds up charges; whatever a user may see adds up reserves, since a
+charge that depends on the votes would tell where the worlds differ, and so what the corpus holds.
 
 | rule | reserved before | charged after |
 |---|---|---|
 | `fixed` | the step budget | the step budget, unanimous or not: a charge tells nothing about dissent |
+| `dissent` | the step budget | the step budget where the worlds' votes differ, nothing where all of them agree |
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import assert_never
+from typing import Final, assert_never
 
 from reticent._validate import integer_in_range
 from reticent.errors import InvalidValueError
@@ -25,9 +26,17 @@ class ChargingRule(StrEnum):
 
     FIXED = "fixed"
     """Every token costs the step budget."""
+    DISSENT = "dissent"
+    """A token costs the step budget where the worlds' votes differ, and nothing where all of them agree."""
 
 
-DEFAULT_CHARGING_RULE = ChargingRule.FIXED
+DEFAULT_CHARGING_RULE: Final = ChargingRule.FIXED
+
+DESCRIPTIONS: Final[dict[ChargingRule, str]] = {
+    ChargingRule.FIXED: "every token",
+    ChargingRule.DISSENT: "only tokens on which the worlds' votes differ",
+}
+"""The tokens that each rule charges, for help texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class Charging:
         match self.rule:
             case ChargingRule.FIXED:
                 return self.reserve_units
+            case ChargingRule.DISSENT:
+                return self.reserve_units if num_active > 1 else 0
             case _:
                 assert_never(self.rule)
 

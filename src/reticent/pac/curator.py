@@ -4,8 +4,8 @@ Formal guarantee: for one persistent S and every adaptive, colluding user, I(S; 
 charges being what `Account` holds (arXiv 2601.14033 for the composition). It rests on these habits:
 
 * One curator per deployment. S, the posterior and the account are continued from the stored state, never reset.
-* The worst case of a charge is tested against the cap before anything random is drawn; the charge itself is fixed with
-  the votes, and never above it. What a token costs is said in `charging` alone.
+* The charge is fixed with the votes, tested against the cap and debited before anything random is drawn. What a token
+  costs is said in `charging` alone, and by which rule in the deployment's state: chosen once, never changed.
 * Votes are unanimous only if *all* m worlds agree, whatever their posterior mass. Then the consensus leaves without
   noise and without an update of the posterior.
 * The new state is durable before any token of a batch is returned. If `ReleaseStore.commit` raises, the state in memory
@@ -34,7 +34,7 @@ from reticent.errors import InvalidValueError
 from reticent.pac import accounting
 from reticent.pac.account import Account
 from reticent.pac.calibration import active_votes, vote_weights
-from reticent.pac.charging import Charging
+from reticent.pac.charging import DEFAULT_CHARGING_RULE, Charging, ChargingRule
 from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism, mechanism_for
 from reticent.pac.posterior import Posterior
 from reticent.pac.release import Mechanism
@@ -52,6 +52,7 @@ class CuratorState:
         cap_units: the most that may ever be charged, or None.
         tokens_released: tokens returned over the deployment's life.
         dissenting_steps: those of them on which the worlds' votes differed.
+        charging_rule: the rule by which tokens are charged over the deployment's whole life.
     """
 
     secret: int = field(repr=False)
@@ -60,6 +61,7 @@ class CuratorState:
     cap_units: int | None = None
     tokens_released: int = 0
     dissenting_steps: int = 0
+    charging_rule: ChargingRule = DEFAULT_CHARGING_RULE
 
     @property
     def num_worlds(self) -> int:
@@ -72,20 +74,29 @@ class CuratorState:
         return Account(self.spent_units, self.cap_units)
 
     @classmethod
-    def initial(cls, num_worlds: int, noise: NoiseSource, total_budget: float | None = None) -> "CuratorState":
+    def initial(
+        cls,
+        num_worlds: int,
+        noise: NoiseSource,
+        total_budget: float | None = None,
+        charging_rule: ChargingRule = DEFAULT_CHARGING_RULE,
+    ) -> "CuratorState":
         """Draw S and return the state of a new deployment.
 
         Args:
             num_worlds: m, even.
             noise: the source S is drawn from.
             total_budget: B, the cap over the deployment's life in nats, or None.
+            charging_rule: the rule by which its tokens are charged.
 
         Raises:
             InvalidValueError: a value out of range.
         """
         validated_num_worlds(num_worlds)
         cap = None if total_budget is None else accounting.cap_units(total_budget)
-        return cls(noise.secret_index(num_worlds), Posterior.uniform(num_worlds).log_weights, 0, cap)
+        posterior = Posterior.uniform(num_worlds)
+        secret = noise.secret_index(num_worlds)
+        return cls(secret, posterior.log_weights, cap_units=cap, charging_rule=charging_rule)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +132,8 @@ class ReleaseRecord:
         request: identifier of the request.
         coin_key: the 16-byte key of its public coins, or None for a decoder without coins.
         num_active: the number of distinct votes, a. It depends on the corpus, not on S: show it coarsely.
-        charge_units: the charge, in units of 2^-64 nat.
+        charge_units: the charge, in units of 2^-64 nat. Under some rules it tells as much: show it coarsely.
+        reserve_units: the most that the token could have cost, likewise; the same whatever the votes.
         key_id: identifier of the API key that asked, or None.
     """
 
@@ -130,16 +142,18 @@ class ReleaseRecord:
     coin_key: bytes | None
     num_active: int
     charge_units: int
+    reserve_units: int
     key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasedToken:
-    """One token on its way out: `token` id, `num_active` distinct votes, `charge_units` of 2^-64 nat."""
+    """One token on its way out: its id, distinct votes, and charge and reserve in units of 2^-64 nat."""
 
     token: int
     num_active: int
     charge_units: int
+    reserve_units: int
 
 
 class ReleaseStore(Protocol):
@@ -194,6 +208,8 @@ class Curator:
         posterior = Posterior(state.log_posterior)
         if not 0 <= state.secret < posterior.num_worlds:
             raise InvalidValueError(f"the stored secret is not one of the {posterior.num_worlds} worlds")
+        if not isinstance(state.charging_rule, ChargingRule):
+            raise InvalidValueError(f"the stored charging rule {state.charging_rule!r} is none of the set")
         integer_in_range("dissenting_steps", state.dissenting_steps, 0)
         integer_in_range("tokens_released", state.tokens_released, state.dissenting_steps)
         self._account = state.account
@@ -214,6 +230,11 @@ class Curator:
     def account(self) -> Account:
         """The account: what has been spent and may be spent."""
         return self._account
+
+    @property
+    def charging_rule(self) -> ChargingRule:
+        """The rule by which this deployment's tokens are charged."""
+        return self._state.charging_rule
 
     @property
     def half_success(self) -> float:
@@ -247,27 +268,27 @@ class Curator:
 
         Raises:
             InvalidValueError: malformed votes.
-            BudgetExhaustedError: the charge could pass the cap; nothing was drawn or changed.
+            BudgetExhaustedError: the charge would pass the cap; nothing was drawn or changed.
             Exception: whatever the store raises; nothing was changed and no token leaves.
         """
         ballot = Ballot(votes_M, charging, request, step, coin_key, release_mechanism=release_mechanism)
         released = self.release_many([ballot])[0]
         if released is None:
             self._account.charged(charging.reserve_units)
-            raise AssertionError("a ballot is refused only where its charge could pass the cap")
+            raise AssertionError("a ballot is refused only where its charge would pass the cap")
         return released
 
     def release_many(self, ballots: Sequence[Ballot]) -> list[ReleasedToken | None]:
         """Release a token for each ballot, commit all charges at once, and return the tokens in order.
 
-        A ballot whose charge could pass the cap is refused together with all that follow it: their places in the list
-        hold None, and the releases before them stand.
+        A ballot whose charge would pass the cap is refused together with all after it that are not free: their places
+        in the list hold None, and the other releases stand.
 
         Args:
             ballots: all fixed before this call.
 
         Raises:
-            InvalidValueError: a ballot has malformed votes; nothing was drawn.
+            InvalidValueError: a ballot has malformed votes, or another rule than the deployment's; nothing was drawn.
             Exception: whatever the store raises; nothing was changed and no token leaves.
         """
         counts = [self._count(ballot) for ballot in ballots]
@@ -277,9 +298,12 @@ class Curator:
         state, posterior, account = self._state, self._posterior, self._account
         tokens: list[ReleasedToken | None] = []
         records = []
+        is_exhausted = False
         for ballot, count in zip(ballots, counts, strict=True):
-            if not account.can_afford(ballot.charging.reserve_units):
-                break
+            is_exhausted = is_exhausted or not account.can_afford(count.charge_units)
+            if is_exhausted and count.charge_units > 0:
+                tokens.append(None)
+                continue
             account = account.charged(count.charge_units)
             index, posterior = self._draw(count, posterior)
             dissent = count.active_A.size > 1
@@ -290,14 +314,14 @@ class Curator:
                 tokens_released=state.tokens_released + 1,
                 dissenting_steps=state.dissenting_steps + int(dissent),
             )
-            tokens.append(ReleasedToken(int(count.active_A[index]), count.active_A.size, count.charge_units))
+            tokens.append(count.token(index))
             records.append(count.record(ballot))
         if records:
             self._in_doubt = True
             self._store.commit(state, records)
             self._in_doubt = False
             self._state, self._posterior, self._account = state, posterior, account
-        return tokens + [None] * (len(ballots) - len(tokens))
+        return tokens
 
     def _draw(self, count: "_Count", posterior: Posterior) -> tuple[int, Posterior]:
         """The index of the released token among the active ones, and the posterior after it."""
@@ -317,11 +341,16 @@ class Curator:
         active_A, index_M = active_votes(votes_M)
         if not active_A[0] >= 0:
             raise InvalidValueError(f"votes must be token ids of at least 0, got {int(active_A[0])}")
-        mechanism = mechanism_for(ballot.release_mechanism, ballot.charging.step_budget)
-        charge = ballot.charging.charge(active_A.size)
-        if not 0 <= charge <= ballot.charging.reserve_units:
-            raise InvalidValueError(f"the charging rule {ballot.charging.rule} charges more than it reserves")
-        return _Count(active_A, index_M, mechanism, charge)
+        charging = ballot.charging
+        if charging.rule is not self._state.charging_rule:
+            raise InvalidValueError(
+                f"this deployment charges by the rule {self._state.charging_rule}, a token came with {charging.rule}"
+            )
+        mechanism = mechanism_for(ballot.release_mechanism, charging.step_budget)
+        charge, reserve = charging.charge(active_A.size), charging.reserve_units
+        if not 0 <= charge <= reserve:
+            raise InvalidValueError(f"the charging rule {charging.rule} charges more than it reserves")
+        return _Count(active_A, index_M, mechanism, charge, reserve)
 
     def __repr__(self) -> str:
         return f"Curator({self._state!r})"
@@ -329,15 +358,26 @@ class Curator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Count:
-    """A checked ballot: the distinct votes, each world's index among them, and the mechanism with its charge."""
+    """A checked ballot: the distinct votes, each world's index among them, the mechanism, its charge and reserve."""
 
     active_A: NDArray[np.int64]
     index_M: NDArray[np.int64]
     mechanism: Mechanism[Any]
     charge_units: int
+    reserve_units: int
+
+    def token(self, index: int) -> ReleasedToken:
+        """The token at an index among the distinct votes, on its way out."""
+        return ReleasedToken(int(self.active_A[index]), self.active_A.size, self.charge_units, self.reserve_units)
 
     def record(self, ballot: Ballot) -> ReleaseRecord:
         """The record that the ledger keeps of this release."""
         return ReleaseRecord(
-            ballot.step, ballot.request, ballot.coin_key, self.active_A.size, self.charge_units, ballot.key_id
+            ballot.step,
+            ballot.request,
+            ballot.coin_key,
+            self.active_A.size,
+            self.charge_units,
+            self.reserve_units,
+            ballot.key_id,
         )

@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of answer `index`: the rest of its text, the whole of it, why it ended, its tokens and their charges."""
+    """The end of answer `index`: the rest of its text, the whole of it, why it ended, tokens and most cost."""
 
     index: int
     rest: str
@@ -64,7 +64,7 @@ class Finished:
     ending: FinishReason
     num_private: int
     num_public: int
-    charge_units: int
+    reserve_units: int
 
     @property
     def num_tokens(self) -> int:
@@ -85,7 +85,7 @@ class ChoiceSink:
         self._post = post
         self._shown: list[str] = []
         self._counts = dict.fromkeys(TokenSource, 0)
-        self._charge_units = 0
+        self._reserve_units = 0
         self.first_token_at: float | None = None
         self.ended_at: float | None = None
 
@@ -99,7 +99,7 @@ class ChoiceSink:
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         self._counts[written.source] += 1
-        self._charge_units += written.charge_units
+        self._reserve_units += written.reserve_units
         piece = "" if is_stop_token else self._text.push(written.token)
         if piece:
             self._shown.append(piece)
@@ -122,7 +122,7 @@ class ChoiceSink:
             ending = FinishReason.STOP
         private, public = self._counts[TokenSource.PRIVATE], self._counts[TokenSource.PUBLIC]
         text = "".join([*self._shown, rest])
-        self._post(Finished(self._index, rest, text, ending, private, public, self._charge_units))
+        self._post(Finished(self._index, rest, text, ending, private, public, self._reserve_units))
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,13 @@ class WrittenToken:
     Attributes:
         token: its id.
         source: the model that wrote it.
-        charge_units: what was charged for it, in units of 2^-64 nat; 0 for one of the public model.
+        reserve_units: the most that it could cost, in units of 2^-64 nat; 0 for one of the public model. Its charge may
+            depend on whether the worlds' votes differed, which no client may see, and so it does not come this far.
     """
 
     token: int
     source: TokenSource
-    charge_units: int = 0
+    reserve_units: int = 0
 
 
 class Sink(Protocol):
@@ -76,7 +77,7 @@ class Allowance(Protocol):
         ...
 
     def charge(self, units: int) -> None:
-        """Add the charge for a token that was taken and released, in units of 2^-64 nat."""
+        """Add the most that a token could cost which was taken and released, in units of 2^-64 nat."""
         ...
 
 

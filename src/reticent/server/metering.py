@@ -76,7 +76,7 @@ class KeyMeter:
 
     @property
     def spending(self) -> Spending:
-        """Tokens released for the key, and what was charged for them."""
+        """Tokens released for the key, and the most that they could cost."""
         return self._spending
 
     @property
@@ -104,7 +104,7 @@ class KeyMeter:
             self._used -= 1
 
     def charge(self, units: int) -> None:
-        """Add the charge for a token that was taken and released, in units of 2^-64 nat."""
+        """Add the most that a token could cost which was taken and released, in units of 2^-64 nat."""
         with self._lock:
             self._spending = Spending(self._spending.tokens + 1, self._spending.units + units)
 
@@ -149,7 +149,7 @@ class Meters:
     """One meter for each key, made when the key is first seen.
 
     Args:
-        spent: tokens released so far by key and their charges, as the ledger holds them.
+        spent: tokens released so far by key and the most that they could cost, as the ledger holds them.
     """
 
     def __init__(self, spent: Mapping[str, Spending]) -> None:

@@ -1,8 +1,7 @@
 """Prometheus metrics, in a registry of their own.
 
-Nothing here depends on the realised world beyond released tokens. Dissent is shown as a share over the deployment's
-life, rounded, and renewed once in 1,000 tokens: a finer value would reveal to an outsider which texts the corpus bears
-on. Only keys of the `admin` scope may read this.
+Nothing here depends on the realised world beyond released tokens. What depends on dissent is coarse, see `coarse`: a
+finer value would reveal to an outsider which texts the corpus bears on. Only keys of the `admin` scope may read this.
 """
 
 import math
@@ -10,13 +9,14 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, WORLD_MEANING, WORLD_QUESTION
+from reticent.server.coarse import CoarseAccount, CoarseDissent
 from reticent.server.jobs import FinishReason, TokenSource
 from reticent.server.stepping import Step
 from reticent.server.timings import REQUEST_BUCKETS, AnswerTimes
 
-DISSENT_EVERY_TOKENS = 1000
 _STEP_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -34,31 +34,13 @@ class Queue(Protocol):
         ...
 
 
-class CoarseDissent:
-    """The share of released tokens on which the worlds' votes differed, renewed once in many tokens."""
-
-    def __init__(self, curator: Curator) -> None:
-        self._curator = curator
-        self._seen_at = -DISSENT_EVERY_TOKENS
-        self._share: float | None = None
-
-    @property
-    def share(self) -> float | None:
-        """To the nearest percent; None before the first 1,000 tokens."""
-        state = self._curator.state
-        current = state.tokens_released // DISSENT_EVERY_TOKENS * DISSENT_EVERY_TOKENS
-        if current and current > self._seen_at:
-            self._share = round(state.dissenting_steps / state.tokens_released, 2)
-            self._seen_at = current
-        return self._share
-
-
 class Metrics:
     """Metrics of the engine and the routes, and their exposition; implements `scheduler.Observer`."""
 
-    def __init__(self, curator: Curator) -> None:
+    def __init__(self, curator: Curator, charging: Charging) -> None:
         self.registry = CollectorRegistry()
         self.dissent = CoarseDissent(curator)
+        self.spending = CoarseAccount(curator, charging)
         self._tokens = self._counter(
             "tokens_released", "Tokens shown since the start, by the model that wrote them.", "source"
         )
@@ -79,20 +61,20 @@ class Metrics:
         self._connections = self._gauge("connections", "Connections, idle ones included.")
         self._step_seconds = self._histogram("step_seconds", "Time of one decode step for all answers in the batch.")
         self._prefill_seconds = self._histogram("prefill_seconds", "Time to read one prompt.")
-        self._gauge("deployment_tokens", "Tokens released and charged over the deployment's life.").set_function(
+        self._gauge("deployment_tokens", "Tokens released over the deployment's life.").set_function(
             lambda: curator.state.tokens_released
         )
-        self._gauge("spent_nats", "Information charged over the deployment's life.").set_function(
-            lambda: curator.account.spent_nats
-        )
+        self._gauge(
+            "spent_nats", "Information charged over the deployment's life, or up to 1,000 tokens' more."
+        ).set_function(lambda: self.spending.account.spent_nats)
         self._gauge("left_nats", "Information that may still be charged; +Inf without a cap.").set_function(
-            lambda: math.inf if (left := curator.account.left_nats) is None else left
+            lambda: math.inf if (left := self.spending.account.left_nats) is None else left
         )
         self._gauge("half_bound", f"{HALF_QUESTION} Bound on the {HALF_MEANING}.").set_function(
-            lambda: curator.half_success
+            lambda: self.spending.account.half_success
         )
         self._gauge("world_bound", f"{WORLD_QUESTION} Bound on the {WORLD_MEANING}.").set_function(
-            lambda: curator.world_success
+            lambda: self.spending.account.world_success(curator.num_worlds)
         )
         self._gauge(
             "dissent_ratio", "Share of tokens on which worlds differed: coarse, and NaN at first."

@@ -174,19 +174,19 @@ def usage_of(service: Service, answers: Answers) -> schemas.Usage:
 
 
 def _privacy_of(service: Service, answers: Answers) -> schemas.Privacy:
-    """The price of a request, and the totals that its key may see: its own, and with `admin` the deployment's."""
+    """The most that a request cost, and the totals that its key may see: its own, and with `admin` the deployment's."""
     key = answers.asked.key
     finished = answers.finished.values()
     return schemas.Privacy(
         tokens_charged=sum(end.num_private for end in finished),
-        nats_charged=units_to_nats(sum(end.charge_units for end in finished)),
+        nats_charged=units_to_nats(sum(end.reserve_units for end in finished)),
         key=None if key is None else key_privacy(answers.meter),
         deployment=deployment_privacy(service, key),
     )
 
 
 def key_privacy(meter: KeyMeter) -> schemas.KeyPrivacy:
-    """The spending of one key over its life."""
+    """The most that one key's tokens cost over its life."""
     spending = meter.spending
     return schemas.KeyPrivacy(
         tokens_charged=spending.tokens, nats_charged=units_to_nats(spending.units), tokens_left=meter.tokens_left
@@ -194,16 +194,16 @@ def key_privacy(meter: KeyMeter) -> schemas.KeyPrivacy:
 
 
 def deployment_privacy(service: Service, key: ApiKey | None) -> schemas.DeploymentPrivacy | None:
-    """The cost of all releases so far; None for a key that may not see it, as it tells how much others write."""
+    """The cost of all releases so far, coarsely; None for a key that may not see it: it tells how much others write."""
     if key is not None and Scope.ADMIN not in key.scopes:
         return None
-    curator = service.curator
+    curator, account = service.curator, service.metrics.spending.account
     return schemas.DeploymentPrivacy(
         tokens_charged=curator.state.tokens_released,
-        nats_charged=curator.account.spent_nats,
-        nats_left=curator.account.left_nats,
-        half_bound=curator.half_success,
-        world_bound=curator.world_success,
+        nats_charged=account.spent_nats,
+        nats_left=account.left_nats,
+        half_bound=account.half_success,
+        world_bound=account.world_success(curator.num_worlds),
     )
 
 

@@ -216,11 +216,17 @@ class Provenance(BaseModel):
     ] = None
 
 
+_WORST_CASE = (
+    "The most that these tokens could cost. Where a deployment charges only tokens on which the worlds' votes differ, "
+    "less was charged; how much would tell where they differ, and so what the corpus holds."
+)
+
+
 class KeyPrivacy(BaseModel):
     """The asking key's spending over its life. No bound follows from it: noise is calibrated to all releases."""
 
     tokens_charged: int
-    nats_charged: float
+    nats_charged: Annotated[float, Field(description=_WORST_CASE)]
     tokens_left: Annotated[int | None, Field(description="Null where the key has no total quota.")]
 
 
@@ -228,7 +234,9 @@ class DeploymentPrivacy(BaseModel):
     """The cost of all releases of the deployment so far, to everyone together, and the bounds they leave."""
 
     tokens_charged: int
-    nats_charged: float
+    nats_charged: Annotated[
+        float, Field(description="What was charged, the latest tokens, up to 1,000, at the most they could cost.")
+    ]
     nats_left: Annotated[float | None, Field(description="Null where the deployment has no cap.")]
     half_bound: Annotated[
         float, Field(description=f"{HALF_QUESTION} Bound on the {HALF_MEANING}. Not bounded: {NOT_BOUNDED}.")
@@ -240,7 +248,7 @@ class Privacy(BaseModel):
     """The privacy cost of a request, its key's spending, and, for operators, the deployment's."""
 
     tokens_charged: int
-    nats_charged: float
+    nats_charged: Annotated[float, Field(description=_WORST_CASE)]
     key: Annotated[KeyPrivacy | None, Field(description="Null on a server without keys.")]
     deployment: Annotated[
         DeploymentPrivacy | None,

@@ -1,7 +1,7 @@
 """The parts of a running server."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from reticent.decoding.engines import VoteEngine
@@ -98,8 +98,11 @@ def assemble(
     """
     limits, decoding = settings.limits, settings.decoding
     require_candidates(decoding, engine.vocab_size)
+    # The rule is the deployment's, whatever the settings were made with.
+    decoding = replace(decoding, charging_rule=deployment.curator.charging_rule)
+    settings = replace(settings, decoding=decoding)
     curator, usage = deployment.curator, UsageTable(database)
-    metrics = Metrics(curator)
+    metrics = Metrics(curator, decoding.charging)
     batcher = Batcher(
         engine,
         curator,

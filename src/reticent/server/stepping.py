@@ -99,8 +99,8 @@ def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step:
             job.allowance.put_back()
             refused.append(job)
         else:
-            job.allowance.charge(token.charge_units)
-            step.tokens.append((job, WrittenToken(token.token, TokenSource.PRIVATE, token.charge_units)))
+            job.allowance.charge(token.reserve_units)
+            step.tokens.append((job, WrittenToken(token.token, TokenSource.PRIVATE, token.reserve_units)))
             step.num_dissenting += token.num_active > 1
     return refused
 

@@ -95,25 +95,29 @@ function showBudget(data) {
   say("spent-unit", share === null ? "tokens, without a cap" : "spent");
   const bar = byId("budget-bar");
   bar.hidden = share === null;
-  bar.className = share >= 1 || data.tokens_left === 0 ? "bar out" : share > 0.9 ? "bar low" : "bar";
+  bar.className = data.budget_spent ? "bar out" : share > 0.9 ? "bar low" : "bar";
   byId("budget-fill").style.width = `${100 * Math.min(1, share ?? 0)}%`;
   say("nats-spent", nats(data.nats_spent));
   say("nats-cap", data.nats_cap === null ? "none" : nats(data.nats_cap));
   say("tokens-released", count(data.tokens_released));
-  say("tokens-left", data.tokens_left === null ? "no limit" : count(data.tokens_left));
-  say("step-nats", powerOfTwo(data.step_nats));
+  // Unless every token is charged, the latest spending is shown at its worst case, and what is left at its least.
+  const isWorstCase = data.charging !== "fixed";
+  const left = data.tokens_left === null ? "no limit" : count(data.tokens_left);
+  say("tokens-left", isWorstCase && data.tokens_left !== null ? `at least ${left}` : left);
+  say("step-nats", isWorstCase ? `${powerOfTwo(data.step_nats)}, where worlds differ` : powerOfTwo(data.step_nats));
   say("pace", `${count(data.tokens_per_hour)} tokens an hour`);
   say("projection", projection(data));
 }
 
 function projection(data) {
   if (data.nats_cap === null) return "This deployment has NO CAP: what all tokens together can tell grows without limit. Set one with --total-budget at the next start.";
-  if (data.tokens_left === 0) return "The budget is spent. It does not come back.";
+  if (data.budget_spent) return "The budget is spent. It does not come back.";
   if (data.hours_left === null) return "No tokens in the last day, so there is no projection.";
   if (data.hours_left > 24 * 36_500) return "At this pace the budget lasts for more than a century.";
   const end = new Date((data.now + 3600 * data.hours_left) * 1000);
   const day = end.toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric" });
-  return `At the pace of the last day the budget lasts for ${duration(data.hours_left)}, until ${day}.`;
+  const atLeast = data.charging === "fixed" ? "" : "at least ";
+  return `At the pace of the last day the budget lasts for ${atLeast}${duration(data.hours_left)}, until ${day}.`;
 }
 
 function showBound(name, now, atCap, guess) {

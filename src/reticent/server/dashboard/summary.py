@@ -1,6 +1,7 @@
 """The dashboard's numbers: budget, bounds, a projection, tokens by the hour, times, refusals, keys.
 
-Nothing here depends on the realised world beyond released tokens, and dissent appears as coarsely as in the metrics.
+Nothing here depends on the realised world beyond released tokens, and what depends on dissent is as coarse as in the
+metrics.
 """
 
 from typing import Final
@@ -65,6 +66,8 @@ class Summary(BaseModel):
     worlds: int
     on_exhausted: str
     step_nats: float
+    charging: str
+    budget_spent: bool
     tokens_released: int
     tokens_left: int | None
     nats_spent: float
@@ -102,8 +105,8 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         StorageError: the database cannot be read.
     """
     curator, settings = service.curator, service.settings
-    account, at_cap = curator.account, curator.account.at_cap
-    tokens_left = account.tokens_left(settings.decoding.charging)
+    account, charging = service.metrics.spending.account, settings.decoding.charging
+    at_cap, tokens_left = account.at_cap, account.tokens_left(charging)
     hours = _count_by_hour(service, now)
     per_hour = _tokens_per_hour(hours, now)
     return Summary(
@@ -115,15 +118,17 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         reason=reason,
         worlds=curator.num_worlds,
         on_exhausted=settings.on_exhausted.value,
-        step_nats=settings.decoding.step_budget,
+        step_nats=charging.step_budget,
+        charging=charging.rule.value,
+        budget_spent=not curator.account.can_afford(charging.reserve_units),
         tokens_released=curator.state.tokens_released,
         tokens_left=tokens_left,
         nats_spent=account.spent_nats,
         nats_cap=account.cap_nats,
         nats_left=account.left_nats,
-        half_bound=curator.half_success,
+        half_bound=account.half_success,
         half_at_cap=None if at_cap is None else at_cap.half_success,
-        world_bound=curator.world_success,
+        world_bound=account.world_success(curator.num_worlds),
         world_at_cap=None if at_cap is None else at_cap.world_success(curator.num_worlds),
         tokens_per_hour=per_hour,
         hours_left=tokens_left / per_hour if tokens_left is not None and per_hour else None,
