@@ -95,12 +95,17 @@ def page(results: Found, folder: Path, beside: Path) -> str:
     lines += list(_differences(results)) or [nothing]
     lines += ["", "## All results", "", f"| experiment | shows | {_HEADS} |", "|---|---|---|---|"]
     lines += [_links(name, shows, results, place) for name, shows in EXPERIMENTS.items()]
-    stem = (place / "dissent-cost-all").as_posix()
+    stem, served = ((place / name).as_posix() for name in ("dissent-cost-all", "served-tokens-all"))
     lines += [
         "",
         f"[When the Gaussian release works]({stem}.md) ([json]({stem}.json)) fits what noise costs at a dissenting ",
     ]
     lines[-1] += "position to all of these runs, and has a table of the number of worlds."
+    lines += [
+        "",
+        f"[Tokens served within one bound]({served}.md) ([json]({served}.json)) puts both charging rules beside ",
+    ]
+    lines[-1] += "each other on these streams."
     if warnings := list(_warnings(results)):
         lines += ["", "## Warnings that the results carry", "", *warnings]
     return "\n".join(lines) + "\n"
