@@ -37,8 +37,8 @@ def test_the_factor_is_that_of_deployments_played_out_to_their_cap():
             ]
             if None in curator.release_many(ballots):
                 break
-        # What goes on free after the first refusal is not counted.
-        counts[rule] = min(curator.state.tokens_released, affordable if rule is ChargingRule.FIXED else 10**9)
+        # Under `dissent` the rest of the last text counts where worlds agree: fewer than 50 tokens of some 4,000.
+        counts[rule] = curator.state.tokens_released
         assert curator.account.left_units == 0
     assert counts[ChargingRule.DISSENT] / counts[ChargingRule.FIXED] == pytest.approx(row.times.value, rel=0.05)
     assert row.times.low < 1 / rates.mean() < row.times.high

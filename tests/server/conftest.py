@@ -108,6 +108,7 @@ def launcher(stack, parts, folder):
     def start(
         *,
         total_budget=None,
+        charging_rule=None,
         chat_template=CHAT_TEMPLATE,
         decoder=Decoder.GUMBEL,
         on_exhausted=OnExhausted.REFUSE,
@@ -125,6 +126,7 @@ def launcher(stack, parts, folder):
                 keyring,
                 database_url=database_url,
                 total_budget=total_budget,
+                charging_rule=charging_rule,
                 noise=SystemNoise(),
             )
         )
