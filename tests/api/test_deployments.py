@@ -1,5 +1,6 @@
 """The front door to a deployment: what it releases is charged and durable, as the ledger and the bounds say."""
 
+import contextlib
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import reticent
 from reticent.api.deployments import read_ledger
 from reticent.errors import BudgetExhaustedError, DeploymentStateError, InvalidValueError, RunDirectoryError
 from reticent.pac.bounds import attack_success
+from reticent.pac.charging import ChargingRule
 
 STEP = 2.0**-10
 
@@ -168,3 +170,24 @@ def test_disjoint_shards_are_not_deployed(tmp_path, tiny_llama_folder):
     shards = reticent.build_worlds(texts, model=tiny_llama_folder, worlds=2, out=tmp_path / "shards", options=options)
     with pytest.raises(RunDirectoryError, match="disjoint"):
         shards.deploy()
+
+
+def test_a_deployment_that_charges_dissent_keeps_its_rule_and_stops_at_a_dissenting_token(run):
+    """Agreement is free, before and after the cap is spent; an answer ends at the first dissent that is not covered."""
+    with run.deploy(step_budget=STEP, total_budget=2.5 * STEP, charging="dissent") as deployment:
+        assert deployment.charging is ChargingRule.DISSENT
+        for number in range(200):
+            answer = deployment.generate("the", max_tokens=12, seed=number)
+            with contextlib.suppress(BudgetExhaustedError):
+                answer.read()
+            assert answer.charged == STEP * answer.num_dissenting
+            if answer.stopped_by is reticent.StopReason.BUDGET:
+                break
+        assert (deployment.spent, answer.stopped_by) == (2 * STEP, reticent.StopReason.BUDGET)
+        assert deployment.tokens_released > 2
+    with pytest.raises(InvalidValueError, match="charges by the rule dissent"):
+        run.deploy(charging="fixed")
+    with run.deploy() as deployment:
+        assert deployment.charging is ChargingRule.DISSENT
+    with pytest.raises(InvalidValueError, match="charging must be one of fixed, dissent, got 'free'"):
+        run.deploy(charging="free")

@@ -14,7 +14,18 @@ def run_dir(tmp_path, monkeypatch, tiny_llama_folder):
         monkeypatch.delenv(variable, raising=False)
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"letter {n} says {'abcdefgh'[n] * 9}"}) + "\n" for n in range(8)))
-    options = ("--worlds", "4", "--rank", "2", "--adapt-layers", "top:1", "--max-tokens", "32")
+    options = (
+        "--worlds",
+        "4",
+        "--rank",
+        "2",
+        "--adapt-layers",
+        "top:1",
+        "--max-tokens",
+        "32",
+        "--learning-rate",
+        "0.05",
+    )
     build = ["worlds", "build", str(corpus), "--model", str(tiny_llama_folder), "--out", str(tmp_path / "run")]
     assert main([*build, *options]) == 0
     return tmp_path / "run"
@@ -74,3 +85,30 @@ def test_what_is_refused_has_not_drawn_a_deployment(run_dir, tmp_path, capsys, c
     assert not (run_dir / "ledger.sqlite").exists()
     assert not (run_dir / "deployment.lock").exists()
     assert not (tmp_path / "config").exists()
+
+
+def test_the_charging_rule_is_chosen_at_the_first_use_and_ledger_show_states_what_either_charges(run_dir, capsys):
+    ask = ["generate", str(run_dir), "--prompt", "letter", "--max-tokens", "20", "--step-budget", "2^-20", "--json"]
+
+    def said(*arguments):
+        assert main(list(map(str, arguments))) == 0
+        return capsys.readouterr().out
+
+    first = json.loads(said(*ask, "--charging", "dissent"))
+    second = json.loads(said(*ask))
+    dissenting, tokens = (first[name] + second[name] for name in ("dissenting_steps", "tokens"))
+    assert 0 < dissenting < tokens
+    assert (first["charging"], second["charging"]) == ("dissent", "dissent")
+    assert second["nats_charged_in_all"] == dissenting * 2.0**-20
+    shown = json.loads(said("ledger", "show", run_dir, "--json"))
+    assert shown["nats_by_rule"] == {"fixed": tokens * 2.0**-20, "dissent": dissenting * 2.0**-20}
+    assert (shown["charging"], shown["nats_charged"]) == ("dissent", dissenting * 2.0**-20)
+    assert "the rule fixed would have charged" in said("ledger", "show", run_dir)
+    exported = [json.loads(line) for line in said("ledger", "export", run_dir).splitlines()]
+    assert [row["nats"] for row in exported] == [2.0**-20] * tokens
+    assert main([*ask, "--charging", "fixed"]) == 2
+    refusal = " ".join(capsys.readouterr().err.split())
+    assert "charges by the rule dissent" in refusal
+    assert "deploy another run" in refusal
+    assert main([*ask, "--charging", "free"]) == 2
+    assert "'fixed', 'dissent'" in capsys.readouterr().err

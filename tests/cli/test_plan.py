@@ -116,3 +116,14 @@ def test_a_bound_is_never_rounded_down(probability, text):
 def test_a_power_of_two_is_shown_as_one(nats, text):
     assert text in format_nats(nats)
     assert ("^" in format_nats(nats)) == ("^" in text)
+
+
+def test_a_plan_of_the_rule_dissent_is_a_worst_case_and_says_so(capsys):
+    ask = ("--tokens", "1000000", "--step-budget", "2^-32")
+    fixed, dissent = (plan_as_json(capsys, *ask, "--charging", rule) for rule in ("fixed", "dissent"))
+    assert dissent == fixed | {"charging": "dissent"}
+    assert main(["plan", *ask, "--charging", "dissent"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "at least 1,000,000" in text
+    assert "at most 2.32831e-10 nats (2^-32)" in text
+    assert "only tokens on which the worlds' votes differ" in text
