@@ -43,7 +43,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedTokens:
     """Tokens served within one bound on one stream.
 
     Attributes:
@@ -86,7 +86,7 @@ def streams_of_votes(path: Path) -> Iterator[Stream]:
         yield Stream(str(path), decoder, TextSpans(tensor.offsets).mean(tensor.votes(decoder).dissent))
 
 
-def served(stream: Stream, half_success: float) -> Served:
+def served(stream: Stream, half_success: float) -> ServedTokens:
     """Tokens within a bound on one stream.
 
     Raises:
@@ -103,10 +103,10 @@ def served(stream: Stream, half_success: float) -> Served:
     counts = Estimate(
         value=tokens * times.value, low=tokens * times.low, high=tokens * times.high, confidence=CONFIDENCE
     )
-    return Served(stream, half_success, tokens, counts, times)
+    return ServedTokens(stream, half_success, tokens, counts, times)
 
 
-def describe(rows: Sequence[Served]) -> Findings:
+def describe(rows: Sequence[ServedTokens]) -> Findings:
     """The findings: one table, and what it says."""
     table = Table(
         name="served-tokens",

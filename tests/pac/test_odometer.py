@@ -369,12 +369,14 @@ def gaussian_information(weights_RM, steps, budget, recalls=lambda weights_RM: w
     return best_R
 
 
-@pytest.mark.parametrize("budget", [0.02, 0.1])
-def test_no_adaptive_user_of_the_gaussian_draws_more_than_the_cap_even_from_what_is_never_shown(budget):
+@pytest.mark.parametrize(("budget", "share"), [(0.001, 0.999), (0.02, 0.981), (0.1, 0.911)])
+def test_no_adaptive_user_of_the_gaussian_draws_more_than_the_cap_even_from_what_is_never_shown(budget, share):
     """What the filter lets through is one charged release for each b in the cap; unanimous ones tell nothing."""
     prior = np.full((1, 4), 0.25)
     for affordable in (1, 2):
-        assert 0.9 < gaussian_information(prior, affordable, budget)[0] / (affordable * budget) <= 1.0
+        found = gaussian_information(prior, affordable, budget)[0] / (affordable * budget)
+        assert found <= 1.0
+        assert found == pytest.approx(share, abs=0.001), "the figure in docs/odometer.md"
     # Checked after the charge, a cap of 1.01 b lets two releases through.
     assert gaussian_information(prior, 2, budget)[0] / (1.01 * budget) > 1.8
 
@@ -382,6 +384,7 @@ def test_no_adaptive_user_of_the_gaussian_draws_more_than_the_cap_even_from_what
 def test_a_reset_posterior_of_the_gaussian_is_flagged():
     budget, prior = 0.02, np.full((1, 4), 0.25)
     reset = gaussian_information(prior, 2, budget, lambda weights_RM: np.full_like(weights_RM, 0.25))
+    assert reset[0] / (2 * budget) == pytest.approx(1.026, abs=0.001), "the figure in docs/odometer.md"
     assert reset[0] / (2 * budget) > 1.0 > gaussian_information(prior, 2, budget)[0] / (2 * budget)
 
 

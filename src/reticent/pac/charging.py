@@ -9,6 +9,9 @@ charge that depends on the votes would tell where the worlds differ, and so what
 |---|---|---|
 | `fixed` | the step budget | the step budget, unanimous or not: a charge tells nothing about dissent |
 | `dissent` | the step budget | the step budget where the worlds' votes differ, nothing where all of them agree |
+
+Guarantee: under either rule I(S; everything released) ≤ E[sum of charges] ≤ cap, for every adaptive user.
+docs/odometer.md has the proof, and `tests/pac/test_odometer.py` searches for a counterexample.
 """
 
 from dataclasses import dataclass
