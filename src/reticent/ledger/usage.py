@@ -40,10 +40,8 @@ class UsageTable:
         if not (present := self._present()):
             return {}
         # A ledger that does not keep the reserve charged as much.
-        key, reserve = (
-            releases.c.key_id,
-            (releases.c.reserve_units if "reserve_units" in present else releases.c.charge_units),
-        )
+        key, has_reserve = releases.c.key_id, releases.c.reserve_units.name in present
+        reserve = releases.c.reserve_units if has_reserve else releases.c.charge_units
         # Amounts pass 64 bits, so they are added here; a deployment has few different ones.
         counted = select(key, reserve.label("reserve"), func.count().label("tokens"))
         spent: dict[str, Spending] = {}
