@@ -26,15 +26,23 @@ EXPERIMENTS: Mapping[str, str] = {
     "matched": "PAC against PMixED at an equal bound on membership",
     "secrets": "three attacks on three secrets, for every protection",
 }
-_COLUMNS: Mapping[Domain, str] = {Domain.WIKIPEDIA: "Wikipedia", Domain.NIH: "NIH abstracts"}
+_COLUMNS: Mapping[Domain, str] = {
+    Domain.WIKITEXT_FORM: "WikiText's form",
+    Domain.WIKIPEDIA: "Wikipedia",
+    Domain.NIH: "NIH abstracts",
+}
+_FOLDERS = {Domain.WIKITEXT_FORM: "reproduction"}
+"""Folders of the results of a domain that was measured at another size than the others, below that of all results."""
 _HEADS = " | ".join(_COLUMNS.values())
 Found = Mapping[tuple[str, Domain], Mapping[str, Any]]
 """The content of each result file that there is."""
 _NOT_YET = "–"  # noqa: RUF001 - a dash in a table
 _LEGEND = (
+    "WikiText's form: 700 Wikipedia articles of 192 tokens in the surface form of WikiText-103, batches of 16, one "
+    "epoch at 2e-3 (`--size reproduction --domain wikitext-form`); the others are of `--size local`. "
     "± is one standard error, of a range the largest; brackets elsewhere are 95 %. A dash: not run yet, or no such "
-    "row. Verdicts, Wikipedia / NIH: `agrees` where our interval of two standard errors meets the paper's number, of "
-    f"ranges at both ends; `too uncertain` where it is wider than {100 * WIDEST_BAND:.0f} points. The paper's 74.3 and "
+    "row. Verdicts, in the order of the columns: `agrees` where our interval of two standard errors meets the "
+    f"paper's number, of ranges at both ends; `too uncertain` where it is wider than {100 * WIDEST_BAND:.0f} points. The paper's 74.3 and "
     "84.4 % are shares of the full-data gain; where a result lacks that share, it is worked out from the accuracies "
     "and its error is an upper bound."
 )
@@ -88,12 +96,12 @@ def page(results: Found, folder: Path, beside: Path) -> str:
     if (point := _operating_point(folder)) is not None:
         lines += ["## Operating point", "", point, ""]
     lines += ["## The paper and ours", ""]
-    lines += [f"| experiment | quantity | paper | {_HEADS} | verdict |", "|---|---|---|---|---|---|"]
+    lines += [f"| experiment | quantity | paper | {_HEADS} | verdict |", "|---|---|---|---|---|---|---|"]
     lines += [_row(comparison, results) for comparison in COMPARISONS]
     lines += ["", _LEGEND, "", "## Where they differ", ""]
     nothing = "Nowhere, among the results that there are." if results else "There are no results yet."
     lines += list(_differences(results)) or [nothing]
-    lines += ["", "## All results", "", f"| experiment | shows | {_HEADS} |", "|---|---|---|---|"]
+    lines += ["", "## All results", "", f"| experiment | shows | {_HEADS} |", "|---|---|---|---|---|"]
     lines += [_links(name, shows, results, place) for name, shows in EXPERIMENTS.items()]
     stem, served = ((place / name).as_posix() for name in ("dissent-cost-all", "served-tokens-all"))
     lines += [
@@ -160,7 +168,7 @@ def _operating_point(folder: Path) -> str | None:
 def _links(name: str, shows: str, results: Found, place: Path) -> str:
     cells = []
     for domain in _COLUMNS:
-        stem = (place / f"{name}-{domain}").as_posix()
+        stem = (place / _FOLDERS.get(domain, "") / f"{name}-{domain}").as_posix()
         links = " ".join(f"[{kind}]({stem}.{kind})" for kind in ("md", "json"))
         cells.append(links if (name, domain) in results else _NOT_YET)
     return f"| {name} | {shows} | {' | '.join(cells)} |"
@@ -172,7 +180,7 @@ def _warnings(results: Found) -> Iterator[str]:
 
 
 def _read(folder: Path, name: str, domain: Domain) -> Mapping[str, Any] | None:
-    path = folder / f"{name}-{domain}.json"
+    path = folder / _FOLDERS.get(domain, "") / f"{name}-{domain}.json"
     if not path.is_file():
         return None
     found: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
