@@ -41,10 +41,10 @@ _LEGEND = (
     "WikiText's form: 700 Wikipedia articles of 192 tokens in the surface form of WikiText-103, batches of 16, one "
     "epoch at 2e-3 (`--size reproduction --domain wikitext-form`); the others are of `--size local`. "
     "± is one standard error, of a range the largest; brackets elsewhere are 95 %. A dash: not run yet, or no such "
-    "row. Verdicts, in the order of the columns: `agrees` where our interval of two standard errors meets the "
-    f"paper's number, of ranges at both ends; `too uncertain` where it is wider than {100 * WIDEST_BAND:.0f} points. The paper's 74.3 and "
-    "84.4 % are shares of the full-data gain; where a result lacks that share, it is worked out from the accuracies "
-    "and its error is an upper bound."
+    "row. Verdicts, in the order of the columns: `agrees` where our interval of two standard errors meets the paper's "
+    f"number, of ranges at both ends; `too uncertain` where it is wider than {100 * WIDEST_BAND:.0f} points. The "
+    "paper's 74.3 and 84.4 % are shares of the full-data gain; where a result lacks that share, it is worked out from "
+    "the accuracies and its error is an upper bound."
 )
 
 _INTRODUCTION = """# Experiments
