@@ -13,7 +13,7 @@ SOURCES = [path for folder in ("src", "experiments", "benchmarks") for path in s
 PACKAGE = ROOT / "src" / "reticent"
 
 _QUESTION = re.compile(r"(?:What|How|Whether|Where|Which|Who|Whose|When|Why|Is|Are|Does|Was|Were)\b")
-_TURNS = re.compile(r"\b(?:so many|let go|at hand|came true|foresee\w*|to be had|says? of itself|laws?)\b")
+_TURNS = re.compile(r"\b(?:so many|let go|at hand|came true|foresee\w*|to be had|says? of itself|laws?|goe?s? on)\b")
 _SHARED_NAMES = {
     "Canary": "the demonstration's letters know their own secrets; only an audit counts what became of them",
 }

@@ -41,7 +41,7 @@ class WorkFolder:
         return (self.out / self.last_file).is_file()
 
     def check_free(self, resume: bool) -> None:
-        """Make sure that work may begin or go on here; changes nothing.
+        """Make sure that work may begin or continue here; changes nothing.
 
         Raises:
             InvalidValueError: the folder's name is not UTF-8.

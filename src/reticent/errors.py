@@ -24,7 +24,7 @@ class ModelError(ReticentError):
 
 
 class TrainingError(ReticentError):
-    """Training cannot go on: the loss is no longer a number."""
+    """Training cannot continue: the loss is no longer a number."""
 
 
 class RunDirectoryError(ReticentError):

@@ -38,7 +38,7 @@ def demo(
 ) -> None:
     """Adapt the packaged model on invented clinic letters as overlapping worlds, and see what private tokens are worth.
 
-    The same command goes on where it was interrupted, and shows again what is there.
+    The same command continues where it was interrupted, and shows again what is there.
     """
     from reticent.demo.settings import DemoFolder
 
@@ -46,7 +46,7 @@ def demo(
     try:
         _show_all(folder, _settings(letters, worlds, max_tokens, prompt))
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"the same command goes on from here ({out})") from None
+        raise InterruptedRunError(f"the same command continues from here ({out})") from None
     if serve:
         _serve(folder, port)
 
@@ -153,7 +153,7 @@ def _print_secret(secret: "SecretAnswers") -> None:
     from reticent.demo.report import CONTENT_CAVEAT
 
     console.print(
-        f"“{secret.prefix} …”: the note goes on with {secret.secret} and was filed {secret.repetitions} times.\n",
+        f"“{secret.prefix} …”: the note continues with {secret.secret} and was filed {secret.repetitions} times.\n",
         highlight=False,
         markup=False,
     )

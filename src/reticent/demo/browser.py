@@ -19,7 +19,7 @@ def has_screen() -> bool:
 
 
 def open_when_ready(probe: str, page: str) -> threading.Thread | None:
-    """Open a page once its server answers the probe, while the caller goes on; None where there is no screen."""
+    """Open a page once its server answers the probe, while the caller continues; None where there is no screen."""
     if not has_screen():
         return None
     thread = threading.Thread(target=_open, args=(probe, page), daemon=True)

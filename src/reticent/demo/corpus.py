@@ -30,7 +30,7 @@ def prepare_run(folder: DemoFolder, settings: DemoSettings, progress: Progress) 
 
     Raises:
         RunDirectoryError: the run that is there was built with other settings.
-        ReticentError: the build cannot go on.
+        ReticentError: the build cannot continue.
     """
     return build_worlds(
         folder.letters,

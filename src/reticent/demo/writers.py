@@ -90,12 +90,12 @@ def finish_letter(plain: PlainWriters, deployment: Deployment, prompt: str, max_
 
 
 def ask_for_secret(deployment: Deployment, canary: Canary, attempts: int, max_tokens: int) -> tuple[str, ...]:
-    """Ask the deployment to go on from a secret's prefix; returns its answers, each up to the end of the sentence."""
+    """Ask the deployment to continue a secret's prefix; returns its answers, each up to the end of the sentence."""
     return tuple(_read_sentence(deployment, canary.prefix, max_tokens) for _ in range(attempts))
 
 
 def recite(plain: PlainWriters, canary: Canary) -> str:
-    """Ask the unprotected adapter to go on from a secret's prefix, up to the end of the sentence."""
+    """Ask the unprotected adapter to continue a secret's prefix, up to the end of the sentence."""
     return first_sentence(plain.write(LetterWriter.UNPROTECTED, canary.prefix, _SECRET_TOKENS))
 
 

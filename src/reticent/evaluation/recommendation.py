@@ -71,11 +71,11 @@ def _choose(
     if not others:
         return best, f"It keeps {shares[best].value:.0%} of the noiseless gain; no other mechanism was measured."
     second = max(others, key=lambda mechanism: shares[mechanism].value)
-    told = f"{best} keeps {shares[best].value:.0%} of the noiseless gain and {second} {shares[second].value:.0%} {at}"
+    kept = f"{best} keeps {shares[best].value:.0%} of the noiseless gain and {second} {shares[second].value:.0%} {at}"
     if shares[best].value - shares[second].value > _CLEAR * _joint_error(shares[best], shares[second]):
-        return best, f"{told}."
+        return best, f"{kept}."
     chosen = DEFAULT_RELEASE if DEFAULT_RELEASE in (best, second) else best
-    return chosen, f"{told}, which is within sampling error: either will do."
+    return chosen, f"{kept}, which is within sampling error: either will do."
 
 
 def _share(row: UtilityRow) -> Mean:

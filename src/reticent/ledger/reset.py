@@ -44,7 +44,7 @@ def void_ledger(run_dir: Path, keyring: Keyring, database: Database) -> Voided:
 
     This ends the guarantee of that deployment. Works on damaged ledgers too. A ledger that is a copy goes alone: one
     that lacks the release which the mark knows, or whose run folder remembers that its ledger lies elsewhere, and there
-    it does. Key and mark then stay, as the deployment goes on with the other.
+    it does. Key and mark then stay, as the deployment continues with the other.
 
     Raises:
         DeploymentStateError: there is no deployment, or another process holds it, here or from a copy.

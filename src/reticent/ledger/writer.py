@@ -118,7 +118,7 @@ class Writer:
 
     def _require_connection(self) -> Connection:
         if not self.has_its_file:
-            # A connection would go on writing to the file that is no longer there, or create an empty one.
+            # A connection would continue writing to the file that is no longer there, or create an empty one.
             raise DeploymentStateError(
                 f"{self._database} was deleted or replaced while this process used it; nothing more is released. "
                 "Put the latest ledger back, then start again"

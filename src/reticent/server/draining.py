@@ -2,7 +2,7 @@
 
 | when | what happens |
 |---|---|
-| SIGTERM, SIGINT or SIGHUP | new requests get 503 `shutting_down`, on new connections too; answers in progress go on |
+| SIGTERM, SIGINT or SIGHUP | new requests get 503 `shutting_down`, on new connections too; answers under way continue |
 | the last answer has ended | the server stops listening and ends |
 | the grace is over | answers that are left end with 503 `shutting_down`, streams with an event that says so |
 | a second signal | the grace is over at once |

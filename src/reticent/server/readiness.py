@@ -18,7 +18,7 @@ class Readiness:
     Attributes:
         reason: what keeps the server from answering, or None.
         budget_spent: whether the budget does not cover another token. This is a reason by itself, unless the public
-            model goes on.
+            model continues.
     """
 
     reason: str | None

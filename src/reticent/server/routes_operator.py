@@ -34,7 +34,7 @@ class ReadinessReport(BaseModel):
     reason: str | None
     budget_spent: Annotated[
         bool,
-        Field(description="The budget covers no further token; ready all the same where the public model goes on."),
+        Field(description="The budget covers no further token; ready all the same where the public model continues."),
     ]
 
 
