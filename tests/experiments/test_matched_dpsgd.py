@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 from experiments.studies.matched_dpsgd import dpsgd_success, match_privacy
 from reticent.errors import InvalidValueError
-from reticent.training.private_training import calibrate
+from reticent.training.private_training import calibrate_training_noise
 from reticent.training.single_settings import SingleTrainingSettings
 
 
@@ -30,7 +30,7 @@ def test_training_lands_on_no_less_noise_than_the_target_needs(target):
     training = SingleTrainingSettings(epochs=2, batch_size=8)
     matched = match_privacy(target, 40, training)
     assert target - 0.01 < matched.success <= target
-    trained = calibrate(40, training, matched.privacy)
+    trained = calibrate_training_noise(40, training, matched.privacy)
     assert (trained.sample_rate, trained.num_steps) == (0.2, 10)
     assert trained.noise_multiplier >= matched.noise_multiplier * (1 - 1e-12)
     assert dpsgd_success(trained.noise_multiplier, 0.2, 10) <= target
