@@ -20,7 +20,7 @@ PACKAGE = "reticent"
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 80
 
-LEVEL_ONE = ("errors", "_validate", "randomness", "protocols")
+LEVEL_ONE = ("errors", "_validate", "guarantees", "randomness", "protocols")
 SHARED = (*LEVEL_ONE, "_files", "_memory", "_records", "_settings", "_work_folder")
 NUMERIC = ("numpy", "scipy")
 FILES_AND_CLOCKS = ("datetime", "io", "os", "pathlib", "shutil", "tempfile", "time")
@@ -30,29 +30,31 @@ IMPURE = FILES_AND_CLOCKS + PROCESSES_AND_CHANCE
 # Each room and the rooms it may import, beside what all share. A pair that is not here is refused.
 ROOMS: dict[str, tuple[str, ...]] = {
     "pac": (),
+    "dp": (),
     "stats": (),
     "text": (),
     "models": (),
     "layers": ("models",),
-    "engine": ("decoding", "layers", "models", "text"),
+    "engine": ("decoding", "dp", "layers", "models", "text"),
     "training": ("layers", "models", "text"),
-    "decoding": ("pac",),
-    "ledger": ("pac",),
-    "worlds": ("engine", "layers", "models", "text", "training"),
+    "decoding": ("dp", "pac"),
+    "ledger": ("dp", "pac"),
+    "worlds": ("dp", "engine", "layers", "models", "text", "training"),
     "auditing": ("models", "stats", "text", "training"),
     "benchmark": ("auditing", "models", "text", "training"),
-    "evaluation": ("auditing", "decoding", "engine", "layers", "models", "pac", "stats", "text", "worlds"),
-    "reports": ("auditing", "benchmark", "evaluation", "pac", "stats"),
-    "server": ("decoding", "ledger", "models", "pac", "text"),
+    "evaluation": ("auditing", "decoding", "dp", "engine", "layers", "models", "pac", "stats", "text", "worlds"),
+    "reports": ("auditing", "benchmark", "dp", "evaluation", "pac", "stats"),
+    "server": ("decoding", "dp", "ledger", "models", "pac", "text"),
     "api": (
-        "auditing", "decoding", "engine", "evaluation", "layers", "ledger", "models", "pac", "reports", "stats", "text",
-        "training", "worlds",
+        "auditing", "decoding", "dp", "engine", "evaluation", "layers", "ledger", "models", "pac", "reports", "stats",
+        "text", "training", "worlds",
     ),
     "demo": (
-        "api", "auditing", "decoding", "engine", "evaluation", "layers", "pac", "reports", "stats", "text", "worlds",
+        "api", "auditing", "decoding", "dp", "engine", "evaluation", "layers", "pac", "reports", "stats", "text",
+        "worlds",
     ),
     "cli": (
-        "api", "auditing", "benchmark", "decoding", "demo", "engine", "evaluation", "ledger", "models", "pac",
+        "api", "auditing", "benchmark", "decoding", "demo", "dp", "engine", "evaluation", "ledger", "models", "pac",
         "reports", "server", "stats", "text", "training", "worlds",
     ),
 }  # fmt: skip
@@ -73,6 +75,7 @@ RULES = (
     Rule(LEVEL_ONE, inside=LEVEL_ONE, outside=NUMERIC),
     Rule(("_files", "_records"), inside=(*LEVEL_ONE, "_files"), outside=()),
     Rule(("pac",), inside=(*LEVEL_ONE, "pac"), outside=NUMERIC, pure=True),
+    Rule(("dp",), inside=(*LEVEL_ONE, "dp"), outside=NUMERIC, pure=True),
     Rule(("stats",), inside=(*LEVEL_ONE, "_settings", "stats"), outside=(*NUMERIC, "pydantic"), pure=True),
     Rule(("worlds.assignment",), inside=LEVEL_ONE, outside=NUMERIC, pure=True),
     Rule(("evaluation.controls",), inside=(*LEVEL_ONE, "evaluation"), outside=NUMERIC, pure=True),

@@ -1,0 +1,1 @@
+"""The corpus guarantee: release of tokens from disjoint worlds, its accounting and its bounds. NumPy and SciPy only."""
