@@ -150,3 +150,18 @@ def test_a_coin_key_is_sixteen_bytes(key):
 def test_a_step_is_a_64_bit_count(step):
     with pytest.raises(InvalidValueError, match="step"):
         PublicCoins(bytes(16)).gumbel(step, 1)
+
+
+@pytest.mark.parametrize("source", [SystemNoise(), SeededNoise(3)])
+@pytest.mark.parametrize("count", [1, 7, 256])
+def test_secret_bits_are_uniform_in_every_place(source, count):
+    draws = [source.secret_bits(count) for _ in range(2_000)]
+    assert all(0 <= draw < 2**count for draw in draws)
+    ones = np.array([sum(draw >> place & 1 for draw in draws) for place in range(count)])
+    assert stats.binom.sf(np.abs(ones - 1_000).max() + 999, 2_000, 0.5) > FALSE_ALARM / (2 * count)
+
+
+@pytest.mark.parametrize("source", [SystemNoise(), SeededNoise(3)])
+def test_a_draw_of_no_bits_is_refused(source):
+    with pytest.raises(InvalidValueError, match="count"):
+        source.secret_bits(0)

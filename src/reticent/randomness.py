@@ -50,6 +50,17 @@ class NoiseSource(Protocol):
         ...
 
 
+class BitSource(Protocol):
+    """The secret randomness of a draw among whole numbers."""
+
+    is_secure: ClassVar[bool]
+    """Whether the stream is unpredictable; a deployment refuses a source for which this is not `True`."""
+
+    def secret_bits(self, count: int) -> int:
+        """Return an integer drawn uniformly from [0, 2^count)."""
+        ...
+
+
 class SystemNoise:
     """The operating system's cryptographic generator. It has no seed and no state."""
 
@@ -73,6 +84,10 @@ class SystemNoise:
         """Return an index drawn uniformly from [0, num_worlds)."""
         return secrets.randbelow(integer_in_range("num_worlds", num_worlds, 1))
 
+    def secret_bits(self, count: int) -> int:
+        """Return an integer drawn uniformly from [0, 2^count)."""
+        return secrets.randbits(integer_in_range("count", count, 1))
+
 
 class SeededNoise:
     """A repeatable stream for tests and experiments only: whoever knows the seed knows S. A deployment refuses it."""
@@ -93,6 +108,11 @@ class SeededNoise:
     def secret_index(self, num_worlds: int) -> int:
         """Return an index drawn uniformly from [0, num_worlds)."""
         return int(self._generator.integers(integer_in_range("num_worlds", num_worlds, 1)))
+
+    def secret_bits(self, count: int) -> int:
+        """Return an integer drawn uniformly from [0, 2^count)."""
+        num_bytes = -(-integer_in_range("count", count, 1) // 8)
+        return int.from_bytes(self._generator.bytes(num_bytes), "big") >> (8 * num_bytes - count)
 
 
 @dataclass(frozen=True, slots=True)
