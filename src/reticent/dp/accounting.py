@@ -8,7 +8,8 @@ is for the wider range, rounded up exactly, and caps are rounded down, so an acc
 from fractions import Fraction
 from typing import Final
 
-from reticent._validate import non_negative_finite, positive_finite
+from reticent._validate import positive_finite
+from reticent.errors import InvalidValueError
 
 UNIT_BITS: Final = 64
 RHO_PER_UNIT: Final = 2.0**-UNIT_BITS
@@ -27,7 +28,8 @@ def charge_units(eta: Fraction) -> int:
     Raises:
         InvalidValueError: η is negative.
     """
-    non_negative_finite("eta", eta)
+    if not eta >= 0:
+        raise InvalidValueError(f"eta must be a non-negative number, got {eta!r}")
     rho = rho_of_range(eta + ROUNDING_ETA)
     return -((-rho.numerator << UNIT_BITS) // rho.denominator)
 
