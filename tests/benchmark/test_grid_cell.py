@@ -1,15 +1,21 @@
 import json
+from collections import Counter
 
+import numpy as np
 import pytest
+import torch
+from peft import PeftModel
 from small_grids import RecordingProgress, distinct_texts, small_grid
 
 from reticent.auditing.attacks.registry import ATTACKS, AttackName
+from reticent.auditing.canaries.planting import read_canaries
 from reticent.benchmark.cell import _groups, run_cell
 from reticent.benchmark.grid import CellWork
 from reticent.benchmark.settings import AttackChoice
 from reticent.errors import ModelError
 from reticent.models.base import resolve_base_model
 from reticent.text.corpus import text_hash
+from reticent.text.template import encode
 from reticent.training.adapted_folder import AdaptedFolder
 
 TOML = """
@@ -29,12 +35,12 @@ name = "notes"
 domain = "notes"
 path = "unused.jsonl"
 encoder_input = "Note:"
-[[techniques]]
-technique = "{technique}"
-{more}
 [attacks]
 names = ["likelihood", "reference", "gradient-norm", "lira"]
 limits = {{ gradient-norm = 3 }}
+[[techniques]]
+technique = "{technique}"
+{more}
 """
 
 
@@ -123,3 +129,47 @@ def test_limits_divide_attacks_by_how_many_texts_they_get():
         ((5, 9), ["recall"]),
         ((5, 5), ["neighbourhood"]),
     ]
+
+
+def test_canaries_are_trained_on_and_no_text_of_the_attacks(work):
+    one = work(more='epochs = 2\nattacks = ["zlib"]\n[canaries]\ncount = 3\nrepetitions = [1, 5]\ncandidates = 8')
+    result, facts = run_cell(one, RecordingProgress())
+    planted = read_canaries(one.folder / "planted" / "canaries.jsonl")
+    trained_on = AdaptedFolder.open(one.folder / "adapted").member_hashes
+    copies = [canary for canary in planted if canary.member for _ in range(canary.repetitions)]
+    assert [canary.repetitions for canary in planted if canary.member] == [1, 5, 1]
+    assert Counter(trained_on) >= Counter(canary.hash for canary in copies)
+    assert len(trained_on) == 8 + len(copies)
+    assert not {canary.hash for canary in planted if not canary.member} & set(trained_on)
+    assert (result.data.num_members, result.data.num_nonmembers) == (facts.num_members, facts.num_nonmembers) == (8, 6)
+    assert {canary.repetitions: canary.num_canaries for canary in result.canaries} == {0: 3, 1: 2, 5: 1}
+    assert "zlib" in {attack.name for attack in result.attacks}
+    again, _ = run_cell(one, RecordingProgress())
+    assert again.canaries == result.canaries
+
+
+def test_the_gain_is_what_adaptation_added_to_the_texts_log_probability(work):
+    one = work()
+    _, facts = run_cell(one, RecordingProgress())
+    adapted = AdaptedFolder.open(one.folder / "adapted")
+    base = resolve_base_model(str(one.shared / "models" / "tiny-llama"))
+    tokenizer = base.load_tokenizer()
+
+    def mean_loss(model, text):
+        ids = encode(tokenizer, adapted.manifest.template, [text])[0].token_ids
+        batch = torch.tensor(np.array([ids]))
+        return float(model(input_ids=batch, labels=batch).loss)
+
+    plain = base.load()
+    tuned = PeftModel.from_pretrained(base.load(), adapted.weights)
+    for hashes, gain in ((adapted.member_hashes, facts.member_gain), (adapted.heldout_hashes, facts.heldout_gain)):
+        texts = [text for text in distinct_texts(14) if text_hash(text) in hashes]
+        by_hand = [mean_loss(plain, text) - mean_loss(tuned, text) for text in texts]
+        assert gain.value == pytest.approx(np.mean(by_hand), abs=1e-5)
+        assert gain.low < gain.value < gain.high
+
+
+def test_private_training_states_its_epsilon(work):
+    _, facts = run_cell(work(more="dp_epsilon = 4.0"), RecordingProgress())
+    assert 0 < facts.dp_epsilon <= 4.0
+    assert facts.dp_delta == pytest.approx(0.1 / 8)

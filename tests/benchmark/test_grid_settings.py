@@ -29,7 +29,7 @@ def test_a_grid_is_the_product_of_its_parts():
         ('technique = "lora"', 'technique = "lora"\nsettings = { rnk = 2 }', ("techniques.0.settings.rnk is",)),
         ('technique = "full"', 'technique = "lora"', ("techniques has 'lora' more than once",)),
         ('"reference"]', '"refrence"]', ("attacks.names.1", "'refrence'", "ez-mia", "recall")),
-        ('"reference"]', '"reference"]\nlimits = { recall = 5 }', ("attacks: limits names 'recall'",)),
+        ('"reference"]', '"reference"]\nlimits = { recall = 5 }', ("attacks.limits names 'recall'",)),
         ('"reference"]', '"reference"]\nlimits = { reference = 1 }', ("attacks.limits.reference",)),
         ('family = "t5"', 'family = "bert"', ("models.1.family", "'gptj'", "found 'bert'")),
         ("tiny = true\n[[datasets]]", "[[datasets]]", ("models.1: give either source",)),
@@ -48,7 +48,7 @@ def test_a_mistake_is_named_by_its_key(old, new, parts):
 
 
 def test_a_missing_grid_lists_the_shipped_ones(tmp_path):
-    with pytest.raises(InvalidValueError, match=r"No such file.*cpu, privauditor, smoke"):
+    with pytest.raises(InvalidValueError, match=r"No such file.*cpu, gain, privauditor, smoke"):
         read_grid(str(tmp_path / "absent.toml"))
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(InvalidValueError, match="not UTF-8"):
@@ -83,7 +83,7 @@ def test_columns_of_a_template(template, columns):
 
 
 def test_the_shipped_grids_are_what_they_say():
-    assert list_shipped_grids() == ("cpu", "privauditor", "smoke")
+    assert list_shipped_grids() == ("cpu", "gain", "privauditor", "smoke")
     smoke, cpu, paper = (read_grid(name) for name in ("smoke", "cpu", "privauditor"))
     for grid in (smoke, cpu, paper):
         assert {choice.technique for choice in grid.techniques} == set(Technique)
@@ -100,3 +100,41 @@ def test_the_shipped_grids_are_what_they_say():
     assert cpu.nonmembers >= 300
     assert paper.nonmembers >= 3000
     assert cpu.attacks.limits[AttackName.GRADIENT_NORM] < cpu.members
+
+
+def test_a_technique_for_several_numbers_of_epochs_is_a_cell_for_each_and_another_with_an_epsilon():
+    more = 'technique = "lora"\nepochs = [1, 4]\n[[techniques]]\ntechnique = "lora"\ndp_epsilon = 8.0'
+    grid = small_grid(TOML.replace('technique = "lora"', more, 1))
+    names = {cell.name: cell.variant for cell in grid.cells() if cell.model.name == "a"}
+    assert names == {
+        "notes--a--lora--epochs-1--seed-0": "lora, 1 epoch",
+        "notes--a--lora--epochs-4--seed-0": "lora, 4 epochs",
+        "notes--a--lora--dp-8--seed-0": "lora, ε = 8",
+        "notes--a--full--seed-0": "full",
+    }
+    with pytest.raises(InvalidValueError, match="epochs has a number more than once"):
+        small_grid(TOML.replace('technique = "lora"', 'technique = "lora"\nepochs = [2, 2]', 1))
+
+
+def test_canaries_need_a_pair_for_every_repetition():
+    with pytest.raises(InvalidValueError, match="3 numbers of repetitions need as many pairs"):
+        small_grid(TOML + "[canaries]\ncount = 2\nrepetitions = [1, 2, 3]\n")
+
+
+def test_the_grid_of_gain_against_leakage_crosses_what_it_promises():
+    grid = read_grid("gain")
+    cells = list(grid.cells())
+    plain = {(cell.technique.label, cell.technique.epochs, cell.seed) for cell in cells}
+    crossed = {
+        (name, epochs, seed)
+        for name in ("full", "lora", "adapter-h", "prefix")
+        for epochs in (1, 2, 4, 8)
+        for seed in (0, 1, 2)
+    }
+    assert plain - crossed == {("lora, ε = 8", 8, seed) for seed in (0, 1, 2)}
+    assert crossed < plain
+    assert grid.canaries is not None
+    assert grid.canaries.repetitions == (1, 4, 16, 64)
+    measured = [choice for choice in grid.techniques if AttackName.GRADIENT_NORM in choice.attacks]
+    assert len(measured) == 2
+    assert 2 * grid.attacks.limits[AttackName.GRADIENT_NORM] == 300

@@ -7,27 +7,39 @@ each set, which are in random order, and join the others' figures; each figure s
 import math
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 
+from reticent._settings import readable_settings
+from reticent.auditing.artifacts import SCORES_NAME
 from reticent.auditing.attacks.evidence import Need
 from reticent.auditing.attacks.registry import ATTACKS, Attack, AttackName
+from reticent.auditing.canaries.canary_audit import CanarySettings
+from reticent.auditing.canaries.planting import Canary
 from reticent.auditing.feasibility import plan_attacks
 from reticent.auditing.inputs.gathering import GatheringSettings
 from reticent.auditing.results import AuditResult, SkippedAttack
 from reticent.auditing.run import AuditRequest, run_audit
 from reticent.auditing.targets.targets import Target, TargetOptions, open_target
 from reticent.benchmark.grid import CellWork
+from reticent.benchmark.planted_cell import PlantedTexts, plant_cell
 from reticent.benchmark.records import CellFacts
 from reticent.benchmark.settings import AttackChoice
 from reticent.benchmark.tiny_models import tiny_model
 from reticent.models.base import LanguageModel, resolve_base_model
 from reticent.protocols import Progress
+from reticent.stats.estimate import Estimate
+from reticent.stats.means import CONFIDENCE, sample_mean
 from reticent.text.corpus import read_corpus, text_hash
 from reticent.text.template import TextTemplate
 from reticent.training.adapted_folder import AdaptedFolder
-from reticent.training.single_settings import SingleTrainingSettings, SplitSettings
+from reticent.training.single_settings import PrivacySettings, SingleTrainingSettings, SplitSettings
 from reticent.training.techniques.registry import TECHNIQUES
 from reticent.training.trainer import AdaptRequest, adapt
 
@@ -39,12 +51,13 @@ def run_cell(work: CellWork, progress: Progress) -> tuple[AuditResult, CellFacts
         ReticentError: either of them failed; the message says why.
     """
     source = _source(work)
-    adapted = adapt(_adapt_request(work, source), progress, resume=True)
-    members, nonmembers = _texts(work.corpus, adapted)
+    planted = _plant(work)
+    adapted = adapt(_adapt_request(work, source, planted), progress, resume=True)
+    members, nonmembers = _texts(work.corpus, adapted) if planted is None else (planted.members, planted.nonmembers)
     dtype = getattr(torch, work.grid.dtype)
     target = open_target(str(adapted.folder), TargetOptions(model=source, dtype=dtype, device=work.grid.device))
-    result = _audit(work, target, members, nonmembers, progress)
-    facts = _facts(adapted, resolve_base_model(source), len(nonmembers))
+    result = _audit(work, target, members, nonmembers, () if planted is None else planted.canaries, progress)
+    facts = _facts(adapted, resolve_base_model(source), work.folder / _audit_name(len(members), len(nonmembers)))
     if not work.grid.keep_models:
         shutil.rmtree(adapted.weights, ignore_errors=True)
     return result, facts
@@ -57,11 +70,21 @@ def _source(work: CellWork) -> str:
     return str(tiny_model(model.family, work.shared / "models" / f"tiny-{model.family}"))
 
 
-def _adapt_request(work: CellWork, source: str) -> AdaptRequest:
+def _plant(work: CellWork) -> PlantedTexts | None:
+    """The cell's texts with their canaries; None where the grid plants none, or the technique trains nothing."""
+    choice = work.grid.canaries
+    if choice is None or work.cell.technique.demonstrations is not None:
+        return None
+    return plant_cell(work.corpus, work.grid.nonmembers, choice, work.cell.seed, work.folder)
+
+
+def _adapt_request(work: CellWork, source: str, planted: PlantedTexts | None) -> AdaptRequest:
     grid, choice, defaults = work.grid, work.cell.technique, work.grid.training
+    epochs = choice.epochs or defaults.epochs
+    assert not isinstance(epochs, tuple), "a cell has one number of epochs"
     is_encoder_decoder = work.cell.model.family == "t5"
     return AdaptRequest(
-        corpus=work.corpus,
+        corpus=work.corpus if planted is None else planted.corpus,
         model=source,
         out=work.folder / "adapted",
         technique=choice.technique,
@@ -69,9 +92,14 @@ def _adapt_request(work: CellWork, source: str) -> AdaptRequest:
         template=TextTemplate(
             max_tokens=grid.max_tokens, encoder_input=work.cell.dataset.encoder_input if is_encoder_decoder else ""
         ),
-        split=SplitSettings(heldout_count=grid.nonmembers, demonstrations=choice.demonstrations, seed=work.cell.seed),
+        split=SplitSettings(
+            heldout_count=grid.nonmembers if planted is None else None,
+            demonstrations=choice.demonstrations,
+            seed=work.cell.seed,
+        ),
+        privacy=None if choice.dp_epsilon is None else _privacy(choice.dp_epsilon, grid.members),
         training=SingleTrainingSettings(
-            epochs=choice.epochs or defaults.epochs,
+            epochs=epochs,
             batch_size=choice.batch_size or defaults.batch_size,
             learning_rate=choice.learning_rate or defaults.learning_rate,
             seed=work.cell.seed,
@@ -84,6 +112,11 @@ def _adapt_request(work: CellWork, source: str) -> AdaptRequest:
     )
 
 
+def _privacy(epsilon: float, num_members: int) -> PrivacySettings:
+    with readable_settings():
+        return PrivacySettings(epsilon=epsilon, delta=0.1 / num_members)
+
+
 def _texts(corpus: Path, adapted: AdaptedFolder) -> tuple[list[str], list[str]]:
     """Members and non-members, in the order of the trainer's lists."""
     by_hash = {text_hash(record.text): record.text for record in read_corpus(corpus).records}
@@ -91,10 +124,16 @@ def _texts(corpus: Path, adapted: AdaptedFolder) -> tuple[list[str], list[str]]:
 
 
 def _audit(
-    work: CellWork, target: Target, members: list[str], nonmembers: list[str], progress: Progress
+    work: CellWork,
+    target: Target,
+    members: Sequence[str],
+    nonmembers: Sequence[str],
+    canaries: tuple[Canary, ...],
+    progress: Progress,
 ) -> AuditResult:
     choice = work.grid.attacks
-    attacks = tuple(ATTACKS[name] for name in AttackName if name in choice.names)
+    names = {*choice.names, *work.cell.technique.attacks}
+    attacks = tuple(ATTACKS[name] for name in AttackName if name in names)
     plan = plan_attacks(attacks, target, by_name=False, has_masked_lm=choice.masked_lm is not None, has_shadows=False)
     gathering = GatheringSettings(
         cache=work.shared / "signals",
@@ -110,13 +149,25 @@ def _audit(
             members=members[:num_members],
             nonmembers=nonmembers[:num_nonmembers],
             attacks=group,
-            out=work.folder / f"on-{num_members}-and-{num_nonmembers}",
+            out=work.folder / _audit_name(num_members, num_nonmembers),
             gathering=gathering,
             seed=work.cell.seed,
+            # The canaries belong to the audit of all texts, and to no other.
+            canaries=() if results else canaries,
+            canary_settings=_canary_settings(work),
             settings={"grid": work.grid.name, "cell": work.cell.name, "limits": dict(choice.limits)},
         )
         results.append(run_audit(request, progress))
     return _merge_results(results, plan.skipped, attacks)
+
+
+def _audit_name(num_members: int, num_nonmembers: int) -> str:
+    return f"on-{num_members}-and-{num_nonmembers}"
+
+
+def _canary_settings(work: CellWork) -> CanarySettings:
+    settings, choice = CanarySettings(seed=work.cell.seed), work.grid.canaries
+    return settings if choice is None else replace(settings, num_candidates=choice.candidates)
 
 
 def _groups(
@@ -159,18 +210,44 @@ def _merge_results(
     )
 
 
-def _facts(adapted: AdaptedFolder, base: LanguageModel, num_nonmembers: int) -> CellFacts:
+def _facts(adapted: AdaptedFolder, base: LanguageModel, audit: Path) -> CellFacts:
     manifest = adapted.manifest
+    counts, gains = _gains(audit)
     return CellFacts(
         num_parameters=_num_parameters(base),
         num_trained=manifest.counts.trained_parameters,
-        num_members=manifest.counts.members,
-        num_nonmembers=num_nonmembers,
+        num_members=counts[True],
+        num_nonmembers=counts[False],
         mean_tokens=manifest.counts.tokens / manifest.counts.members,
         epochs=manifest.training.epochs if manifest.training else 0,
         learning_rate=manifest.training.learning_rate if manifest.training else None,
         training_loss=manifest.epochs[-1].training if manifest.epochs else None,
+        member_gain=gains[True],
+        heldout_gain=gains[False],
+        dp_epsilon=manifest.dp.epsilon if manifest.dp else None,
+        dp_delta=manifest.dp.delta if manifest.dp else None,
     )
+
+
+def _gains(audit: Path) -> tuple[dict[bool, int], dict[bool, Estimate | None]]:
+    """Texts, and their mean gain over the base, on either side: members under True, non-members under False.
+
+    A text's gain is its score under the attack that subtracts the base's mean log-probability of a token.
+    """
+    table = pq.read_table(audit / SCORES_NAME)
+    is_member = np.array(table["is_member"].to_pylist())
+    gains: dict[bool, Estimate | None] = {True: None, False: None}
+    if str(AttackName.REFERENCE) in table.column_names:
+        scores = np.array(table[str(AttackName.REFERENCE)].to_pylist(), dtype=np.float64)
+        gains = {side: _mean_gain(scores[(is_member == side) & np.isfinite(scores)]) for side in gains}
+    return {side: int((is_member == side).sum()) for side in gains}, gains
+
+
+def _mean_gain(gains: NDArray[np.float64]) -> Estimate | None:
+    interval = sample_mean(gains).interval() if gains.size else None
+    if interval is None:
+        return None
+    return Estimate(value=float(gains.mean()), low=interval[0], high=interval[1], confidence=CONFIDENCE)
 
 
 def _num_parameters(base: LanguageModel) -> int | None:

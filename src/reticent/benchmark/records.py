@@ -21,6 +21,7 @@ from reticent._files import atomic_write_bytes, sha256_of_file
 from reticent._settings import FiniteModel
 from reticent.auditing.results import AuditResult, Details
 from reticent.errors import StorageError
+from reticent.stats.estimate import Estimate
 
 SCHEMA_VERSION = 1
 RECORD_NAME = "cell.json"
@@ -46,6 +47,9 @@ class CellFacts(FiniteModel):
         epochs: passes over the members; 0 for in-context learning.
         learning_rate: the peak; None for in-context learning.
         training_loss: mean over the last epoch, nats a token; None where none was measured.
+        member_gain, heldout_gain: what adaptation added to a token's log-probability, in nats over the base model,
+            mean over members and over non-members; None where the base scored too few.
+        dp_epsilon, dp_delta: of differentially private training.
     """
 
     num_parameters: int | None = Field(default=None, ge=1)
@@ -56,6 +60,10 @@ class CellFacts(FiniteModel):
     epochs: int = Field(ge=0)
     learning_rate: float | None = None
     training_loss: float | None = None
+    member_gain: Estimate | None = None
+    heldout_gain: Estimate | None = None
+    dp_epsilon: float | None = None
+    dp_delta: float | None = None
 
 
 class CellRecord(FiniteModel):

@@ -9,10 +9,11 @@ A grid is TOML. Every table refuses keys it does not know, and an error names th
     [training]                             # for all techniques: epochs, batch_size, learning_rate
     [[models]]                             # name, family, and source (folder, hub id, .gguf) or tiny = true
     [[datasets]]                           # name, domain, path and/or hub, template, min_characters
-    [[techniques]]                         # technique, and its own epochs, learning_rate, settings, demonstrations
+    [[techniques]]                         # technique, and its own epochs, learning_rate, settings, demonstrations, …
     [attacks]                              # names, limits (attack = texts of each set), neighbours, shots, …
+    [canaries]                             # kind, count, repetitions: planted among every cell's members
 
-The grid is the product models x datasets x techniques x seeds.
+The grid is the product models x datasets x techniques x epochs x seeds; `epochs` of a technique may be a list.
 """
 
 import string
@@ -23,10 +24,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from reticent._settings import FrozenModel
 from reticent.auditing.attacks.registry import AttackName
+from reticent.auditing.canaries.planting import CanaryKind
 from reticent.errors import InvalidValueError
 from reticent.training.settings import DTypeName, Technique, TechniqueSettings
 
@@ -100,28 +102,61 @@ class DataSetChoice(FrozenModel):
         return columns_of(self.template)
 
 
+def _check_attack_is_known(name: object) -> object:
+    if not isinstance(name, str) or name not in set(AttackName):
+        raise ValueError(f"no attack is called {name!r}; the names are {', '.join(AttackName)}")
+    return name
+
+
+Attack = Annotated[AttackName, BeforeValidator(_check_attack_is_known)]
+
+
 class TechniqueChoice(FrozenModel):
     """One technique with its own settings; what is absent is taken from the grid's `[training]`.
 
     Attributes:
         technique: which one.
-        epochs, batch_size, learning_rate: of its training.
+        epochs, batch_size, learning_rate: of its training; a list of epochs makes a cell of each,
+            trained from the base.
         settings: the technique's sizes.
         demonstrations: for in-context learning, how many texts are the demonstrations, which are its members.
+        dp_epsilon: the ε of differentially private training; none unless given. Its δ is a tenth of one over the
+            members.
+        attacks: run on this technique beside those of the grid.
     """
 
     technique: Technique
-    epochs: int | None = Field(default=None, ge=1)
+    epochs: PositiveInt | Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
     batch_size: int | None = Field(default=None, ge=1)
     learning_rate: float | None = Field(default=None, gt=0, lt=1)
     settings: TechniqueSettings = TechniqueSettings()
     demonstrations: int | None = Field(default=None, ge=1)
+    dp_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    attacks: tuple[Attack, ...] = ()
 
     @model_validator(mode="after")
     def _check_demonstrations(self) -> Self:
         if (self.technique is Technique.ICL) != (self.demonstrations is not None):
             raise ValueError("demonstrations belongs to icl, which needs it")
         return self
+
+    @model_validator(mode="after")
+    def _check_epochs_differ(self) -> Self:
+        if isinstance(self.epochs, tuple) and len(set(self.epochs)) < len(self.epochs):
+            raise ValueError("epochs has a number more than once; name each once")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The technique, and its ε where it is trained with differential privacy."""
+        return str(self.technique) + ("" if self.dp_epsilon is None else f", ε = {self.dp_epsilon:g}")
+
+    @property
+    def schedules(self) -> tuple["TechniqueChoice", ...]:
+        """The choice with each of its numbers of epochs by itself."""
+        if not isinstance(self.epochs, tuple):
+            return (self,)
+        return tuple(self.model_copy(update={"epochs": count}) for count in self.epochs)
 
 
 class TrainingChoice(FrozenModel):
@@ -131,15 +166,6 @@ class TrainingChoice(FrozenModel):
     batch_size: int = Field(default=8, ge=1)
     learning_rate: float = Field(default=3e-4, gt=0, lt=1)
     gradient_checkpointing: bool = False
-
-
-def _check_attack_is_known(name: object) -> object:
-    if not isinstance(name, str) or name not in set(AttackName):
-        raise ValueError(f"no attack is called {name!r}; the names are {', '.join(AttackName)}")
-    return name
-
-
-Attack = Annotated[AttackName, BeforeValidator(_check_attack_is_known)]
 
 
 class AttackChoice(FrozenModel):
@@ -159,26 +185,58 @@ class AttackChoice(FrozenModel):
     shots: int = Field(default=10, ge=1)
     masked_lm: str | None = None
 
+
+class CanaryChoice(FrozenModel):
+    """Invented secrets that are planted among the members of every cell; see `reticent.auditing.canaries`.
+
+    Attributes:
+        kind: what they look like.
+        count: pairs of a planted canary and a held-out twin.
+        repetitions: how often they are planted, dealt to the pairs in turn.
+        candidates: other secrets that each is ranked among.
+    """
+
+    kind: CanaryKind = CanaryKind.DIGITS
+    count: int = Field(ge=2)
+    repetitions: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
+    candidates: int = Field(default=256, ge=1)
+
     @model_validator(mode="after")
-    def _check_limited_attacks_run(self) -> Self:
-        if strange := sorted(set(self.limits) - set(self.names)):
-            raise ValueError(f"limits names {str(strange[0])!r}, which is not among names")
+    def _check_each_repetition_has_a_pair(self) -> Self:
+        if len(self.repetitions) > self.count:
+            raise ValueError(f"{len(self.repetitions)} numbers of repetitions need as many pairs; raise count")
         return self
 
 
 @dataclass(frozen=True)
 class GridCell:
-    """One adapted model and its audit: a model, a data set, a technique and a seed."""
+    """One adapted model and its audit: a model, a data set, a technique trained for so long, and a seed.
+
+    Attributes:
+        technique: with one number of epochs, or none of its own.
+        has_epochs_in_name: true where the grid trains the technique for several numbers of epochs.
+    """
 
     model: ModelChoice
     dataset: DataSetChoice
     technique: TechniqueChoice
     seed: int
+    has_epochs_in_name: bool = False
+
+    @property
+    def variant(self) -> str:
+        """The technique as reports call it, with what sets it apart from the grid's other uses of it."""
+        epochs = self.technique.epochs
+        return self.technique.label + (f", {epochs} epoch{'s' * (epochs != 1)}" if self.has_epochs_in_name else "")
 
     @property
     def name(self) -> str:
         """Names the cell's folder; unique in its grid."""
-        return f"{self.dataset.name}--{self.model.name}--{self.technique.technique}--seed-{self.seed}"
+        choice = self.technique
+        parts = [self.dataset.name, self.model.name, str(choice.technique)]
+        parts += [] if choice.dp_epsilon is None else [f"dp-{choice.dp_epsilon:g}"]
+        parts += [f"epochs-{choice.epochs}"] if self.has_epochs_in_name else []
+        return "--".join([*parts, f"seed-{self.seed}"])
 
 
 class Grid(FrozenModel):
@@ -198,26 +256,35 @@ class Grid(FrozenModel):
     datasets: tuple[DataSetChoice, ...] = Field(min_length=1)
     techniques: tuple[TechniqueChoice, ...] = Field(min_length=1)
     attacks: AttackChoice
+    canaries: CanaryChoice | None = None
 
     @model_validator(mode="after")
     def _check_names_are_unique(self) -> Self:
         for what, names in (
             ("models", [model.name for model in self.models]),
             ("datasets", [dataset.name for dataset in self.datasets]),
-            ("techniques", [str(choice.technique) for choice in self.techniques]),
+            ("techniques", [choice.label for choice in self.techniques]),
             ("seeds", [str(seed) for seed in self.seeds]),
         ):
             if repeated := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"{what} has {repeated[0]!r} more than once; name each once")
         return self
 
+    @model_validator(mode="after")
+    def _check_limited_attacks_run(self) -> Self:
+        run = {*self.attacks.names, *(name for choice in self.techniques for name in choice.attacks)}
+        if strange := sorted(set(self.attacks.limits) - run):
+            raise ValueError(f"attacks.limits names {str(strange[0])!r}, which is not among the attacks that run")
+        return self
+
     def cells(self) -> Iterator[GridCell]:
         """Every cell, data set by data set, so that signals of the reference are used as soon as they are known."""
         for dataset in self.datasets:
             for model in self.models:
-                for technique in self.techniques:
-                    for seed in self.seeds:
-                        yield GridCell(model, dataset, technique, seed)
+                for choice in self.techniques:
+                    for technique in choice.schedules:
+                        for seed in self.seeds:
+                            yield GridCell(model, dataset, technique, seed, isinstance(choice.epochs, tuple))
 
     def cell_settings(self, cell: GridCell) -> dict[str, Any]:
         """Everything that determines a cell's result, as plain JSON values."""
@@ -228,6 +295,7 @@ class Grid(FrozenModel):
             "seed": cell.seed,
             "training": self.training.model_dump(mode="json"),
             "attacks": self.attacks.model_dump(mode="json"),
+            "canaries": None if self.canaries is None else self.canaries.model_dump(mode="json"),
             **self.model_dump(mode="json", include={"dtype", "device", "max_tokens", "members", "nonmembers"}),
         }
 

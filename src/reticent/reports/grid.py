@@ -9,6 +9,7 @@ from pathlib import Path
 from reticent.auditing.results import AttackResult, AuditResult
 from reticent.benchmark.records import CellFacts, CellRecord, CellState, read_cell_audit
 from reticent.benchmark.settings import Grid, GridCell
+from reticent.reports.grid_gain import GainPoint, gain_sections
 from reticent.reports.model import Block, Facts, HeatMap, Paragraph, Report, Section, Table
 from reticent.reports.model import Cell as TableCell
 from reticent.reports.render import write_audit_report, write_report
@@ -53,6 +54,7 @@ def grid_report(grid: Grid, outcomes: Sequence[CellOutcome]) -> Report:
         if cells:
             sections.append(_dataset_section(dataset.name, dataset.domain, cells))
     if done:
+        sections += gain_sections(_gain_points(done))
         sections.append(_factors(done))
     if marked := _collect_warnings(outcomes):
         table = Table(
@@ -209,7 +211,7 @@ def _matrix(
     cells: Sequence[_Done], attacks: tuple[str, ...], measure: Measure
 ) -> list[tuple[str, list[Estimate | None]]]:
     """One row for each technique, one column an attack; seeds are pooled."""
-    groups = _group_cells(cells, lambda cell: str(cell.outcome.cell.technique.technique))
+    groups = _group_cells(cells, lambda cell: cell.outcome.cell.variant)
     return [
         (technique, [_pool_attack(group, title, measure) for title in attacks]) for technique, group in groups.items()
     ]
@@ -235,6 +237,28 @@ def _heat_map(
         low=scale[0],
         high=scale[1],
     )
+
+
+def _gain_points(cells: Sequence[_Done]) -> list[GainPoint]:
+    """Cells of one data set, model, technique and number of epochs together; of the first data set and model alone."""
+    first = cells[0].outcome.cell
+    one_setting = [
+        cell
+        for cell in cells
+        if (cell.outcome.cell.dataset, cell.outcome.cell.model) == (first.dataset, first.model) and cell.outcome.result
+    ]
+    groups = _group_cells(one_setting, lambda cell: f"{cell.outcome.cell.technique.label}, {cell.facts.epochs}")
+    return [
+        GainPoint(
+            [
+                (cell.outcome.cell, cell.facts, cell.outcome.result.attacks, cell.outcome.result.canaries)
+                for cell in group
+                if cell.outcome.result is not None
+            ],
+            pool_estimates,
+        )
+        for group in groups.values()
+    ]
 
 
 def _factors(cells: list[_Done]) -> Section:

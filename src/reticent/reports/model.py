@@ -96,6 +96,7 @@ class LineChart(_Figure):
         steps: draw each line as steps, as an empirical distribution or ROC curve is.
         diagonal: also draw y = x.
         level: also draw a horizontal line at this height.
+        error_bars: draw a series' `low` and `high` as a bar at each point in place of a band.
     """
 
     kind: Literal["lines"] = "lines"
@@ -107,6 +108,7 @@ class LineChart(_Figure):
     steps: bool = False
     diagonal: bool = False
     level: FiniteFloat | None = None
+    error_bars: bool = False
 
 
 class Histogram(_Figure):

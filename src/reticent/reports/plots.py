@@ -99,7 +99,7 @@ def _draw_lines(chart: LineChart) -> Canvas:
     axes.set_xscale(chart.x_scale, **({"nonpositive": "clip"} if chart.x_scale == "log" else {}))
     axes.set_yscale(chart.y_scale, **({"nonpositive": "clip"} if chart.y_scale == "log" else {}))
     for index, series in enumerate(chart.series):
-        _draw_series(axes, series, _line_style(index), "steps-post" if chart.steps else "default")
+        _draw_series(axes, series, _line_style(index), "steps-post" if chart.steps else "default", chart.error_bars)
     if chart.diagonal:
         axes.axline((1e-6, 1e-6), (1.0, 1.0), color=_INK, linewidth=0.8, linestyle=":")
     if chart.level is not None:
@@ -111,10 +111,14 @@ def _draw_lines(chart: LineChart) -> Canvas:
     return canvas
 
 
-def _draw_series(axes: Any, series: Series, style: dict[str, Any], drawstyle: str) -> None:
+def _draw_series(axes: Any, series: Series, style: dict[str, Any], drawstyle: str, error_bars: bool) -> None:
     marker = "o" if len(series.x) <= _MOST_MARKED_POINTS else None
     axes.plot(series.x, series.y, label=series.label, drawstyle=drawstyle, linewidth=1.6, marker=marker, **style)
-    if series.low is not None:
+    if series.low is None or series.high is None:
+        return
+    if error_bars:
+        axes.vlines(series.x, series.low, series.high, color=style["color"], linewidth=1.1, alpha=0.7)
+    else:
         axes.fill_between(series.x, series.low, series.high, color=style["color"], alpha=0.18, linewidth=0)
 
 
