@@ -166,7 +166,8 @@ def _audit_name(num_members: int, num_nonmembers: int) -> str:
 
 
 def _canary_settings(work: CellWork) -> CanarySettings:
-    settings, choice = CanarySettings(seed=work.cell.seed), work.grid.canaries
+    # Greedy continuations alone: sampled ones would take longer than the rest of a cell.
+    settings, choice = CanarySettings(seed=work.cell.seed, num_samples=0), work.grid.canaries
     return settings if choice is None else replace(settings, num_candidates=choice.candidates)
 
 
