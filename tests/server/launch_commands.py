@@ -6,6 +6,7 @@ standard error goes to this process's.
 
 import json
 import os
+import signal
 import sys
 
 import torch
@@ -16,6 +17,8 @@ from reticent.server import running, service  # noqa: F401
 from reticent.worlds import run_directory as collection  # noqa: F401
 
 torch.set_num_threads(1)
+# As from a terminal, also where the tests themselves run under `nohup`.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for line in sys.stdin:
     child = os.fork()
     if child == 0:

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import signal
 import socket
+import threading
 import time
 
 import httpx
@@ -36,8 +38,14 @@ class Serving:
             time.sleep(0.02)
 
     def end(self, number):
+        """Send a signal and return the exit status; a server that does not end for it is killed, with status -9."""
         os.kill(self.process, number)
-        return int(self._launcher.stdout.readline())
+        too_late = threading.Timer(120, os.kill, (self.process, signal.SIGKILL))
+        too_late.start()
+        try:
+            return int(self._launcher.stdout.readline())
+        finally:
+            too_late.cancel()
 
     def log(self):
         """Its log from its first line on, after the command's own notes; fails where a line is no JSON object."""
