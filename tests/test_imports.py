@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "ledger": ("dp", "pac"),
     "worlds": ("dp", "engine", "layers", "models", "text", "training"),
     "auditing": ("models", "stats", "text", "training"),
-    "benchmark": ("auditing", "models", "text", "training"),
+    "benchmark": ("auditing", "models", "stats", "text", "training"),
     "evaluation": ("auditing", "decoding", "dp", "engine", "layers", "models", "pac", "stats", "text", "worlds"),
     "reports": ("auditing", "benchmark", "dp", "evaluation", "pac", "stats"),
     "server": ("decoding", "dp", "ledger", "models", "pac", "text"),

@@ -5,7 +5,7 @@
 
 Builds a run on the texts of the finished grid `gain`, as many members to a world as the grid's cells have, and audits
 some of its worlds with LiRA, with RMIA tuned on the other worlds, and with attacks that know the base alone. Writes
-gain-worlds.json and gain-worlds.md beside this file: figures and hashes, no text. An interrupted build resumes.
+the result beside this file as JSON and as Markdown: figures and hashes, no text. An interrupted build resumes.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from reticent.reports.grid import pool_estimates
 from reticent.stats.estimate import Estimate
 
 HERE = Path(__file__).parent
+NAME = "gain-worlds"
 ATTACKS = ("likelihood", "reference", "rmia", "lira")
 
 
@@ -85,8 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         result = audit_worlds(options.grid, ShadowSettings())
-        write_file(options.out / "gain-worlds.json", (result.model_dump_json(indent=2) + "\n").encode())
-        write_file(options.out / "gain-worlds.md", page(result).encode())
+        write_file(options.out / f"{NAME}.json", (result.model_dump_json(indent=2) + "\n").encode())
+        write_file(options.out / f"{NAME}.md", page(result).encode())
     except ReticentError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -12,7 +12,7 @@ from reticent._validate import integer_in_range
 
 
 class Relation(StrEnum):
-    """How far one world's votes can move between neighbouring corpora."""
+    """A kind of neighbouring corpora, by how far one world's votes can move between them."""
 
     REPLACEMENT = "replacement"
     """A unit more or less, or other texts of one unit: one world's votes move from any to any others."""

@@ -24,7 +24,7 @@ COMPARED_ATTACKS = (AttackName.LIKELIHOOD, AttackName.REFERENCE)
 
 
 class GainPoint:
-    """What cells of one technique and number of epochs have in common, over their seeds.
+    """Figures of the cells of one technique and number of epochs, over their seeds.
 
     Attributes:
         label: the technique, with its ε where it has one.
