@@ -98,7 +98,7 @@ def rho_for_success(success: float) -> float:
 
 
 def _order_cost(x: float, delta: float) -> float:
-    """What the order 1 + x adds to (1 + x)ρ in the bound on ε."""
+    """The amount that the order 1 + x adds to (1 + x)ρ in the bound on ε."""
     return -math.log1p(1.0 / x) - (math.log(delta) + math.log1p(x)) / x
 
 

@@ -83,7 +83,7 @@ class CorpusBallot:
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusRecord:
+class CorpusReleaseRecord:
     """The facts of one release; all of them follow from what its user sees.
 
     Attributes:
@@ -110,7 +110,7 @@ class CorpusToken:
 class CorpusStore(Protocol):
     """Durable storage of a corpus deployment's state."""
 
-    def commit(self, state: CorpusState, records: Sequence[CorpusRecord]) -> None:
+    def commit(self, state: CorpusState, records: Sequence[CorpusReleaseRecord]) -> None:
         """Make the state durable together with the records that led to it, all or nothing; raise if that fails."""
         ...
 
@@ -235,7 +235,7 @@ class CorpusCurator:
                 spent_units=account.spent_units,
                 tokens_released=self._state.tokens_released + len(covered),
             )
-            records = [CorpusRecord(ballot.step, ballot.request, charge, ballot.key_id) for ballot in covered]
+            records = [CorpusReleaseRecord(ballot.step, ballot.request, charge, ballot.key_id) for ballot in covered]
             self._in_doubt = True
             self._store.commit(state, records)
             self._in_doubt = False

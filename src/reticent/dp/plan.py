@@ -170,7 +170,9 @@ def _gain_for(charge_units: int, num_worlds: int, clip: float, temperature: floa
     w = min(eta * num_worlds / factor, Fraction(MAX_SWAY))
     gain = _round_down(w * Fraction(temperature) / Fraction(clip)) if w > 0 else 0.0
     if not gain > 0.0:
-        raise InvalidValueError("the bound leaves no gain for so many tokens; raise it, or plan for fewer tokens")
+        raise InvalidValueError(
+            "the bound leaves no gain for that number of tokens; raise it, or plan for fewer tokens"
+        )
     return gain
 
 
