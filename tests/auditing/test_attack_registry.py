@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from signals_by_hand import signals
 
-from reticent.auditing.attacks.evidence import Missing, Need, SelfPromptedEvidence, ShadowEvidence, TextEvidence
+from reticent.auditing.attacks.evidence import (
+    Missing,
+    Need,
+    SampledEvidence,
+    SelfPromptedEvidence,
+    ShadowEvidence,
+    TextEvidence,
+)
 from reticent.auditing.attacks.registry import ATTACKS, AttackName, parse_attacks
 from reticent.errors import InvalidValueError
 
@@ -21,6 +28,7 @@ FULL = TextEvidence(
     shadows=ShadowEvidence(np.array([-1.0, -1.5]), np.array([-2.0, -3.0]), (0.5, 0.5), np.array([-9.0, 9.0]), 1.0),
     self_prompted=SelfPromptedEvidence(np.array([-2.5]), signals([-2.0, -2.0]), np.array([-2.0])),
     prefixed=signals([-2.0, -3.0, -4.0]),
+    samples=SampledEvidence("the rest of it", ("the other rest",)),
 )
 FIELD_OF_NEED = {
     Need.TARGET: "target",
@@ -31,6 +39,7 @@ FIELD_OF_NEED = {
     Need.SHADOWS: "shadows",
     Need.SELF_PROMPTED: "self_prompted",
     Need.PREFIX: "prefixed",
+    Need.SAMPLES: "samples",
 }
 
 
@@ -76,17 +85,21 @@ def test_more_score_means_more_likely_a_member_for_every_attack():
     learnt, unlearnt = [-0.5, -0.6, -0.7], [-1.9, -2.1, -2.6]
     base = signals([-2.0, -2.0, -2.0])
 
-    def seen(logp, norm, prefixed):
+    def seen(logp, norm, prefixed, written):
         return dataclasses.replace(
             FULL,
             target=signals(logp, mu=[-1.5] * 3, sigma2=[1.0] * 3, rank=[1, 1, 1]),
             reference=base,
             gradient_norm=norm,
             prefixed=signals(prefixed),
+            samples=SampledEvidence("the rest of it", (written,)),
             shadows=ShadowEvidence(np.array([-0.6]), np.array([-2.0]), (0.1, 0.1), np.log([0.3, 0.5, 1.2]), 1.0),
         )
 
-    member, nonmember = seen(learnt, 0.1, [-1.5, -1.6, -1.7]), seen(unlearnt, 2.0, [-1.9, -2.1, -2.6])
+    member, nonmember = (
+        seen(learnt, 0.1, [-1.5, -1.6, -1.7], "the rest of it"),
+        seen(unlearnt, 2.0, [-1.9, -2.1, -2.6], "of no use"),
+    )
     for attack in ATTACKS.values():
         assert attack.score(member) > attack.score(nonmember), attack.name
 

@@ -15,7 +15,8 @@ from reticent.auditing.artifacts import read_audit_result
 from reticent.auditing.attacks.registry import parse_attacks
 from reticent.auditing.inputs.gathering import GatheringSettings
 from reticent.auditing.run import AuditRequest, run_audit
-from reticent.auditing.targets.endpoint import EndpointSettings, RemoteScorer
+from reticent.auditing.targets.endpoint import RemoteScorer
+from reticent.auditing.targets.endpoint_client import EndpointClient, EndpointSettings
 from reticent.auditing.targets.http_retries import RetryingClient
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.targets import Target, TargetKind
@@ -288,9 +289,10 @@ def endpoint(tmp_path, fails_after):
         return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": len(values)}})
 
     settings = EndpointSettings("http://h", "m", attempts=2, concurrency=1)
-    client = RetryingClient(httpx.Client(transport=httpx.MockTransport(serve)), 2, lambda seconds: None)
-    scorer = RemoteScorer(settings, TextTemplate(), client)
-    return Target(TargetKind.ENDPOINT, {"name": "server"}, scorer, scorer.template)
+    retrying = RetryingClient(httpx.Client(transport=httpx.MockTransport(serve)), 2, lambda seconds: None)
+    client = EndpointClient(settings, retrying)
+    scorer = RemoteScorer(client, TextTemplate())
+    return Target(TargetKind.ENDPOINT, {"name": "server"}, scorer, scorer.template, client=client)
 
 
 def test_a_server_that_goes_away_leaves_a_partial_result_that_says_so_and_can_be_resumed(tmp_path):

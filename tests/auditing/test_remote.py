@@ -10,7 +10,9 @@ import pytest
 
 from reticent.auditing.canaries.extraction import ExtractionTarget
 from reticent.auditing.inputs.cache import SignalCache, cached_signals
-from reticent.auditing.targets.endpoint import EndpointSettings, RemoteScorer, retrying_client
+from reticent.auditing.targets.continuations import Continuer, RemoteExtractor
+from reticent.auditing.targets.endpoint import RemoteScorer
+from reticent.auditing.targets.endpoint_client import EndpointClient, EndpointSettings, retrying_client
 from reticent.auditing.targets.http_retries import RetryingClient
 from reticent.errors import EndpointError
 from reticent.text.corpus import text_hash
@@ -66,10 +68,14 @@ class Server:
         return httpx.Response(200, json=self.answer(body))
 
 
-def scorer_for(server, template=None, waits=None, settings=SETTINGS):
+def client_for(server, waits=None, settings=SETTINGS):
     client = httpx.Client(transport=httpx.MockTransport(server))
     waits = [] if waits is None else waits
-    return RemoteScorer(settings, template or TextTemplate(), RetryingClient(client, settings.attempts, waits.append))
+    return EndpointClient(settings, RetryingClient(client, settings.attempts, waits.append))
+
+
+def scorer_for(server, template=None, waits=None, settings=SETTINGS):
+    return RemoteScorer(client_for(server, waits, settings), template or TextTemplate())
 
 
 def test_each_token_after_the_first_has_its_log_probability_and_whether_it_was_the_most_likely():
@@ -175,7 +181,7 @@ def test_a_server_without_prompt_log_probabilities_is_refused(change):
     [
         (httpx.Response(401), "refuses access .*--api-key-env"),
         (httpx.Response(404), "check the address and the model name 'tiny'"),
-        (httpx.Response(400), "although it is one short sentence"),
+        (httpx.Response(400), "refused one short sentence with status 400"),
         (httpx.Response(503), "status 503 after 3 attempts; nothing was scored"),
         (httpx.ConnectError("down"), "no connection"),
         (httpx.Response(200, text="<html>"), "no log-probabilities"),
@@ -203,24 +209,24 @@ def test_the_key_comes_from_the_environment_and_stays_out_of_messages(monkeypatc
 
     settings = EndpointSettings(URL, model="tiny", api_key_variable="SOME_KEY", attempts=1)
     with pytest.raises(EndpointError) as caught:
-        RemoteScorer(settings, TextTemplate(), retrying_client(settings, httpx.MockTransport(serve)))
+        RemoteScorer(EndpointClient(settings, retrying_client(settings, httpx.MockTransport(serve))), TextTemplate())
     assert seen == ["Bearer very-secret"]
     assert "very-secret" not in str(caught.value)
 
 
 def test_the_only_model_of_a_server_is_found_and_several_are_listed():
-    assert scorer_for(Server(), settings=EndpointSettings(URL, attempts=1)).model == "tiny"
+    assert client_for(Server(), settings=EndpointSettings(URL, attempts=1)).model == "tiny"
 
     def several(request):
         return httpx.Response(200, json={"data": [{"id": "a"}, {"id": "b"}]})
 
     with pytest.raises(EndpointError, match="these models: a, b; name the one"):
-        scorer_for(several, settings=EndpointSettings(URL, attempts=1))
+        client_for(several, settings=EndpointSettings(URL, attempts=1))
 
 
 @pytest.mark.parametrize("url", ["http://h", "http://h/", "http://h/v1", "http://h/v1/completions"])
 def test_every_form_of_the_address_reaches_the_same_endpoint(url):
-    assert scorer_for(Server(), settings=EndpointSettings(url, "tiny")).url == "http://h/v1/completions"
+    assert client_for(Server(), settings=EndpointSettings(url, "tiny")).url == "http://h/v1/completions"
 
 
 def test_other_weights_behind_the_same_address_have_another_fingerprint():
@@ -235,25 +241,23 @@ def test_secrets_are_counted_in_continuations_of_what_the_template_puts_before_t
 
     def serve(request):
         bodies.append(json.loads(request.content))
-        if bodies[-1].get("echo"):
-            return httpx.Response(200, json=Server().answer(bodies[-1]))
         texts = (" 42 and more", " 24", "\n42")[: bodies[-1]["n"]]
         return httpx.Response(200, json={"choices": [{"text": text} for text in texts]})
 
-    scorer = scorer_for(serve, TextTemplate(text="Note: {text} END"))
+    extractor = RemoteExtractor(Continuer(client_for(serve)), TextTemplate(text="Note: {text} END"))
     target = ExtractionTarget("the code is", "42")
-    assert scorer.count_emitted([target], 3, seed=1) == [2]
+    assert extractor.count_emitted([target], 3, seed=1) == [2]
     assert bodies[-1]["prompt"] == "Note: the code is"
     assert (bodies[-1]["max_tokens"], bodies[-1]["n"], bodies[-1]["temperature"]) == (3, 3, 1.0)
-    assert scorer.count_emitted([target], None, seed=1) == [1]
+    assert extractor.count_emitted([target], None, seed=1) == [1]
     assert (bodies[-1]["n"], bodies[-1]["temperature"]) == (1, 0.0)
 
 
 def test_a_server_that_is_gone_counts_no_secrets():
     server = Server()
-    scorer = scorer_for(server)
     server.everything_fails_with = httpx.Response(503)
-    assert scorer.count_emitted([ExtractionTarget("the code is", "42")], None, seed=1) == [None]
+    extractor = RemoteExtractor(Continuer(client_for(server)), TextTemplate())
+    assert extractor.count_emitted([ExtractionTarget("the code is", "42")], None, seed=1) == [None]
 
 
 def test_a_resumed_audit_asks_again_only_for_texts_that_failed(tmp_path):

@@ -200,7 +200,13 @@ class WordServer(BaseHTTPRequestHandler):
         words = body["prompt"].split(" ")
         logprobs = {"token_logprobs": [None, *(-len(set(word)) / 4 for word in words[1:])], "top_logprobs": None}
         choice = {"text": body["prompt"], "logprobs": None if self.mode == "mute" else logprobs}
-        data = json.dumps({"choices": [choice], "usage": {"prompt_tokens": len(words)}}).encode()
+        self.send_object({"choices": [choice], "usage": {"prompt_tokens": len(words)}})
+
+    def do_GET(self):
+        self.send_object({"data": [{"id": "m"}]})
+
+    def send_object(self, content):
+        data = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -232,10 +238,17 @@ def test_a_server_is_audited_from_its_prompt_log_probabilities(capfd, server, se
     assert "gradient-norm" in {skipped["name"] for skipped in result["skipped"]}
 
 
-@pytest.mark.parametrize(("mode", "words"), [("mute", "no log-probabilities of the prompt"), ("busy", "status 429")])
+@pytest.mark.parametrize(("mode", "words"), [("mute", "shows no log-probabilities"), ("busy", "status 429")])
 def test_a_server_that_cannot_be_audited_is_refused(capfd, server, sets, tmp_path, monkeypatch, mode, words):
     monkeypatch.setattr(WordServer, "mode", mode)
-    assert_refused(capfd, ["audit", server, *sets, "--model", "m", "--out", tmp_path / "out"], words)
+    arguments = ["audit", server, *sets, "--model", "m", "--out", tmp_path / "out", "--attacks", "likelihood"]
+    assert_refused(capfd, arguments, words)
+
+
+def test_a_server_without_log_probabilities_is_no_reference(capfd, server, place, sets, tmp_path, monkeypatch):
+    monkeypatch.setattr(WordServer, "mode", "mute")
+    arguments = ["audit", place / "base", *sets, "--out", tmp_path / "out", "--reference", server]
+    assert_refused(capfd, arguments, "shows no log-probabilities of prompts, which a reference must")
 
 
 def test_a_server_that_dies_leaves_a_partial_result_of_both_sets_and_an_exit_code(

@@ -58,7 +58,7 @@ class AuditOptions:
         paraphrases: paraphrases of each text, for spv.
         shots: non-members in the prefix, for recall.
         candidates: other secrets a canary is ranked among.
-        samples: continuations drawn for each canary.
+        samples: continuations drawn for each canary, and for each text by samia.
         cache: folder of finished passes; `cache` in the output folder unless given.
         resume: use and fill the cache.
         api_key_env: environment variable with a server's key.
@@ -259,6 +259,7 @@ def _make_request(
             num_neighbours=options.neighbours,
             num_paraphrases=options.paraphrases,
             num_shots=options.shots,
+            num_samples=max(1, options.samples),
             mlm=options.mlm,
             shadows=options.shadows,
         ),
@@ -319,7 +320,7 @@ def _open(target: Any, tokenizer: Any, options: AuditOptions, cache: Path, progr
 
 
 def _target_options(options: AuditOptions) -> "TargetOptions":
-    from reticent.auditing.targets.endpoint import EndpointSettings
+    from reticent.auditing.targets.endpoint_client import EndpointSettings
     from reticent.auditing.targets.targets import TargetOptions
 
     template: dict[str, Any] = {

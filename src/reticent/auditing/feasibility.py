@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from reticent.auditing.attacks.evidence import Need
 from reticent.auditing.attacks.registry import Attack, AttackName
 from reticent.auditing.results import SkippedAttack
+from reticent.auditing.targets.endpoint import TextOnlyScorer
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.targets import Target, TargetKind
 from reticent.errors import AuditError
@@ -61,6 +62,7 @@ def plan_attacks(
         AuditError: a named attack cannot run, or none can.
     """
     obstacles = _obstacles(target, has_masked_lm=has_masked_lm, has_shadows=has_shadows)
+    obstacles |= _obstacles_to_text(target, by_name=by_name)
     reasons = {attack.name: _reason(attack, target, obstacles, has_shadows) for attack in attacks}
     refused = [(name, reason) for name, reason in reasons.items() if reason is not None]
     if by_name and refused:
@@ -78,7 +80,7 @@ def _skip(attack: Attack, reason: str) -> SkippedAttack:
 
 
 def _reason(attack: Attack, target: Target, obstacles: Mapping[Need, str], has_shadows: bool) -> str | None:
-    for need in sorted(attack.needs):
+    for need in sorted(attack.needs, key=lambda need: (need is not Need.TARGET, need)):
         if need in obstacles:
             return obstacles[need]
     if attack.name is AttackName.LIRA and not has_shadows:
@@ -112,3 +114,14 @@ def _obstacles(target: Target, *, has_masked_lm: bool, has_shadows: bool) -> dic
         obstacles[Need.PREFIX] = "the prefix has to be read by a model whose weights are available, token by token"
         obstacles[Need.SELF_PROMPTED] = why
     return obstacles
+
+
+def _obstacles_to_text(target: Target, *, by_name: bool) -> dict[Need, str]:
+    """What stands in the way of attacks on log-probabilities, and of those on text alone."""
+    if isinstance(target.scorer, TextOnlyScorer):
+        return {Need.TARGET: "the server shows no log-probabilities, only text"}
+    if target.client is None:
+        return {Need.SAMPLES: "it is for servers that show text alone; this target's log-probabilities say more"}
+    if not by_name:
+        return {Need.SAMPLES: "the server's log-probabilities say more at less cost; name the attack to run it"}
+    return {}

@@ -255,7 +255,8 @@ RATES = (0.001, 0.01, 0.05)
 """The false-positive rates that are reported."""
 
 _NUM_BINS = 30
-_MANY_MISSING = 0.05
+MANY_MISSING = 0.05
+"""The share of texts without a score from which figures are said to be of the others."""
 
 
 def summarise_attack(
@@ -385,5 +386,5 @@ def _warnings(
         yield separation
     for name, scores, is_member in (("members", members, True), ("non-members", nonmembers, False)):
         without = sum(entry.is_member == is_member for entry in missing)
-        if without > _MANY_MISSING * (without + len(scores)):
+        if without > MANY_MISSING * (without + len(scores)):
             yield f"{without} of {without + len(scores)} {name} have no score; the figures are of the others"

@@ -7,7 +7,7 @@ soon as they are computed, and the result before anything is rendered. No text e
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ from reticent.auditing.results import (
     SkippedAttack,
     summarise_attack,
 )
-from reticent.auditing.targets.endpoint import RemoteScorer
+from reticent.auditing.targets.continuations import RemoteExtractor
+from reticent.auditing.targets.endpoint import RemoteScorer, TextOnlyScorer
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.targets import Target
 from reticent.errors import AuditError, InvalidValueError, StorageError
@@ -254,17 +255,21 @@ def _canaries(request: AuditRequest, gatherer: Gatherer) -> tuple[CanaryFindings
     if not usable:
         return CanaryFindings((), None, warnings), ()
 
-    def signals_of(texts: Sequence[str]) -> Any:
-        return gatherer.signals("canaries and candidates", request.target.scorer, texts)
+    target, continuer = request.target, gatherer.continuer
 
+    def signals_of(texts: Sequence[str]) -> Any:
+        return gatherer.signals("canaries and candidates", target.scorer, texts)
+
+    shows_scores = not isinstance(target.scorer, TextOnlyScorer)
+    extractor = target.extractor if continuer is None else RemoteExtractor(continuer, target.template)
     try:
-        found = audit_canaries(usable, signals_of, request.target.extractor, request.canary_settings)
+        found = audit_canaries(usable, signals_of if shows_scores else None, extractor, request.canary_settings)
     except StorageError:
         raise
     except Exception as error:  # noqa: BLE001 - the attacks' figures are there and stay
         reason = f"partial result: the canaries were not measured: {describe_failure(error)}"
         return CanaryFindings((), None, warnings), (reason,)
-    return CanaryFindings(found.results, found.one_run, (*warnings, *found.warnings)), ()
+    return replace(found, warnings=(*warnings, *found.warnings)), found.incomplete
 
 
 def _blind_baseline(
@@ -288,16 +293,18 @@ def _blind_baseline(
 
 
 def _refuse_nothing_scored(found: AttackInputs) -> None:
-    rows = found.by_need[Need.TARGET].values()
-    if not any(isinstance(row, TokenSignals) for row in rows):
-        reasons = sorted({row.reason for row in rows if isinstance(row, Missing)})
-        raise AuditError(f"the target scored none of {len(rows)} texts: {reasons[0]}")
+    """Refuse where the target said nothing about any text, neither in log-probabilities nor in text."""
+    asked = [found.by_need[need] for need in (Need.TARGET, Need.SAMPLES) if need in found.by_need]
+    rows = [row for inputs in asked for row in inputs.values()]
+    if rows and all(isinstance(row, Missing) for row in rows):
+        reasons = sorted({row.reason for row in rows})
+        raise AuditError(f"the target scored none of {len(asked[0])} texts: {reasons[0]}")
 
 
 def _training_warnings(found: AttackInputs, members: TextSet) -> tuple[str, ...]:
     """True if the target gives its own members less than the reference does."""
-    target, reference = found.by_need[Need.TARGET], found.by_need.get(Need.REFERENCE, {})
-    pairs = [(target[key], reference.get(key)) for key in members.hashes]
+    target, reference = found.by_need.get(Need.TARGET, {}), found.by_need.get(Need.REFERENCE, {})
+    pairs = [(target.get(key), reference.get(key)) for key in members.hashes]
     both = [
         (t.logp.mean(), r.logp.mean()) for t, r in pairs if isinstance(t, TokenSignals) and isinstance(r, TokenSignals)
     ]

@@ -23,6 +23,7 @@ class Need(StrEnum):
     SHADOWS = "shadows"
     SELF_PROMPTED = "self-prompted"
     PREFIX = "prefix"
+    SAMPLES = "samples"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ class SelfPromptedEvidence:
     paraphrases_reference: NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class SampledEvidence:
+    """The second half of a text, and what the target wrote in its place after the first."""
+
+    rest: str
+    samples: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class TextEvidence:
     """Everything known about one text. None: not gathered in this audit; `Missing`: cannot be computed for this text.
@@ -84,6 +93,7 @@ class TextEvidence:
         shadows: the text under shadow models.
         self_prompted: the text and its paraphrases under the self-prompted reference.
         prefixed: the text under the target after a prefix of non-members; the text's own tokens only.
+        samples: what the target writes after the text's first half.
     """
 
     target: TokenSignals | Missing | None = None
@@ -94,6 +104,7 @@ class TextEvidence:
     shadows: ShadowEvidence | Missing | None = None
     self_prompted: SelfPromptedEvidence | Missing | None = None
     prefixed: TokenSignals | Missing | None = None
+    samples: SampledEvidence | Missing | None = None
 
 
 class AbsentIngredientError(Exception):

@@ -16,6 +16,7 @@ from reticent.auditing.attacks.neighbourhood import neighbourhood
 from reticent.auditing.attacks.recall import recall
 from reticent.auditing.attacks.reference import reference
 from reticent.auditing.attacks.rmia import log_probability_ratio, rmia
+from reticent.auditing.attacks.samia import samia
 from reticent.auditing.attacks.spv import spv
 from reticent.auditing.attacks.wbc import wbc
 from reticent.auditing.attacks.zlib_entropy import zlib_entropy
@@ -39,6 +40,7 @@ class AttackName(StrEnum):
     LIRA = "lira"
     SPV = "spv"
     RECALL = "recall"
+    SAMIA = "samia"
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,22 @@ def _spv(evidence: TextEvidence) -> Score:
     return spv(target, calibration.paraphrases_target, calibration.reference, calibration.paraphrases_reference)
 
 
+def _samia(evidence: TextEvidence) -> Score:
+    sampled = require(evidence.samples, Need.SAMPLES)
+    return samia(sampled.rest, sampled.samples)
+
+
 def _attack(
     name: AttackName, title: str, source: str, needs: tuple[Need, ...], compute: Callable[[TextEvidence], Score]
 ) -> tuple[AttackName, Attack]:
     return name, Attack(name, title, source, frozenset((Need.TARGET, *needs)), compute)
+
+
+def _label_only(
+    name: AttackName, title: str, source: str, need: Need, compute: Callable[[TextEvidence], Score]
+) -> tuple[AttackName, Attack]:
+    """An attack on what the target writes, without any log-probability of it."""
+    return name, Attack(name, title, source, frozenset((need,)), compute)
 
 
 ATTACKS: dict[AttackName, Attack] = dict(
@@ -156,6 +170,7 @@ ATTACKS: dict[AttackName, Attack] = dict(
             (Need.PREFIX,),
             lambda e: recall(require(e.prefixed, Need.PREFIX), _target(e)),
         ),
+        _label_only(AttackName.SAMIA, "SaMIA", "arXiv 2404.11262", Need.SAMPLES, _samia),
     )
 )
 

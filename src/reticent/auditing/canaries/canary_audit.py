@@ -9,7 +9,7 @@ Canaries that were held out from training, or planted elsewhere, are recognised 
 its members, and take no part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,11 +49,12 @@ class CanarySettings:
 
 @dataclass(frozen=True)
 class CanaryFindings:
-    """An audit's findings on canaries."""
+    """An audit's findings on canaries; `incomplete` says what of them the model has left unanswered."""
 
     results: tuple[CanaryResult, ...]
     one_run: OneRunEpsilon | None
     warnings: tuple[str, ...]
+    incomplete: tuple[str, ...] = ()
 
 
 SignalsOf = Callable[[Sequence[str]], Mapping[str, TokenSignals | None]]
@@ -82,20 +83,22 @@ def usable_canaries(
 
 
 def audit_canaries(
-    canaries: Sequence[Canary], signals_of: SignalsOf, extractor: Extractor | None, settings: CanarySettings
+    canaries: Sequence[Canary], signals_of: SignalsOf | None, extractor: Extractor | None, settings: CanarySettings
 ) -> CanaryFindings:
     """Measure canaries by kind and number of repetitions, the held-out twins as repetitions 0.
 
     Args:
         canaries: those to measure, whole pairs.
-        signals_of: scores texts with the target.
+        signals_of: scores texts with the target; None where it shows no log-probabilities.
         extractor: asks the target to continue prompts; None where that cannot be done.
         settings: how they are measured.
     """
     warnings: list[str] = []
-    exposures, totals = _exposures(canaries, signals_of, settings)
+    exposures, totals = _exposures(canaries, signals_of, settings) if signals_of is not None else ({}, {})
     unscored = sum(canary.id not in totals for canary in canaries)
-    if unscored:
+    if signals_of is None:
+        warnings.append("the target shows no log-probabilities: no canary's likelihood is ranked, and ε is not bounded")
+    elif unscored:
         warnings.append(f"{unscored} of {len(canaries)} canaries could not be scored and have no exposure")
     greedy = _find_emitted(canaries, extractor, None, settings.seed)
     sampled = _find_emitted(canaries, extractor, settings.num_samples, settings.seed)
@@ -114,7 +117,9 @@ def audit_canaries(
         )
         for (kind, repetitions), group in sorted(groups.items())
     )
-    return CanaryFindings(results, _bound_from_one_run(canaries, totals, settings), tuple(warnings))
+    bound = _bound_from_one_run(canaries, totals, settings)
+    asked = {"greedily": greedy} | ({"at random": sampled} if settings.num_samples else {}) if extractor else {}
+    return CanaryFindings(results, bound, tuple(warnings), tuple(_unanswered(canaries, asked)))
 
 
 def _pair(canary: Canary) -> tuple[CanaryKind, int]:
@@ -162,6 +167,13 @@ def _find_emitted(
     targets = [ExtractionTarget(canary.prefix, canary.secret) for canary in canaries]
     counts = extractor.count_emitted(targets, num_samples, seed)
     return {canary.id: count > 0 for canary, count in zip(canaries, counts, strict=True) if count is not None}
+
+
+def _unanswered(canaries: Sequence[Canary], asked: Mapping[str, Mapping[str, bool]]) -> Iterator[str]:
+    for how, answers in asked.items():
+        missing = sum(canary.id not in answers for canary in canaries)
+        if missing:
+            yield f"partial result: {missing} of {len(canaries)} canaries were not continued {how}"
 
 
 def _fraction(group: Sequence[Canary], emitted: Mapping[str, bool], confidence: float) -> Estimate | None:

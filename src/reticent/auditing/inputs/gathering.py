@@ -23,15 +23,18 @@ from reticent.auditing.inputs.neighbour_sources import BaseResampler, MaskedLm
 from reticent.auditing.inputs.neighbours import load_or_make_neighbours
 from reticent.auditing.inputs.overlap import TextSet
 from reticent.auditing.inputs.prefixes import PrefixedScorer, longest_text
+from reticent.auditing.inputs.samples import sampled_continuations
 from reticent.auditing.inputs.self_prompted import SelfPrompting, self_prompted_reference
 from reticent.auditing.inputs.shadows import ShadowTable, shadow_evidence
 from reticent.auditing.inputs.signals import ScoreTable
 from reticent.auditing.inputs.text_store import TextStore
+from reticent.auditing.results import MANY_MISSING
+from reticent.auditing.targets.continuations import Continuer
 from reticent.auditing.targets.endpoint import RemoteScorer
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.shadow_folders import open_adapted_like, open_shadow
 from reticent.auditing.targets.targets import Target
-from reticent.errors import AuditError, InvalidValueError, StorageError
+from reticent.errors import AuditError, EndpointError, InvalidValueError, StorageError
 from reticent.protocols import Progress, Scorer, TokenSignals
 from reticent.text.corpus import text_hash
 from reticent.training.settings import DTypeName
@@ -43,6 +46,7 @@ _SHOTS_AT_MOST_OF_NONMEMBERS = 4
 _NO_NEIGHBOURS = "the text has no neighbours: no token of it can be swapped for another"
 _IS_SHOT = "the text is one of the prefix's shots, which are not scored themselves"
 _IS_BEGINNING = "the text's beginning prompted the target for the self-prompted reference"
+_RESUME = "run the same command again to resume"
 _NOTHING_PREDICTED = "the text has no token that the model predicts"
 
 
@@ -56,6 +60,7 @@ class GatheringSettings:
         num_neighbours: n of the neighbourhood attack.
         num_paraphrases: of SPV-MIA.
         num_shots: non-members in ReCaLL's prefix, at most.
+        num_samples: continuations of each text's first half, for SaMIA.
         mlm: a masked language model for neighbours, by folder; None for the target's own base.
         shadows: adapted folders of shadow models.
     """
@@ -65,6 +70,7 @@ class GatheringSettings:
     num_neighbours: int = 25
     num_paraphrases: int = 10
     num_shots: int = 10
+    num_samples: int = 10
     mlm: str | None = None
     shadows: tuple[str, ...] = ()
 
@@ -106,11 +112,16 @@ class AttackInputs:
             shadows=part(Need.SHADOWS),
             self_prompted=part(Need.SELF_PROMPTED),
             prefixed=part(Need.PREFIX),
+            samples=part(Need.SAMPLES),
         )
 
 
 class Gatherer:
-    """Makes the ingredients of one audit."""
+    """Makes the ingredients of one audit.
+
+    Attributes:
+        continuer: asks a server for text; None for any other target.
+    """
 
     def __init__(
         self, target: Target, members: TextSet, nonmembers: TextSet, settings: GatheringSettings, progress: Progress
@@ -124,6 +135,10 @@ class Gatherer:
         self._settings = settings
         self._progress = progress
         self._cache = SignalCache(settings.cache)
+        self.continuer: Continuer | None = None
+        if target.client is not None:
+            kept = TextStore(settings.cache / target.scorer.fingerprint / "continuations.jsonl")
+            self.continuer = Continuer(target.client, kept)
 
     def signals(self, what: str, scorer: Scorer, texts: Sequence[str]) -> ScoreTable:
         """One pass of a model over texts, as far as the cache does not hold it; `what` names it for the progress."""
@@ -131,7 +146,7 @@ class Gatherer:
         return cached_signals(scorer, texts, self._cache, self._progress.advance)
 
     def gather(self, needs: frozenset[Need]) -> AttackInputs:
-        """Make what some attacks need together; the target's own signals always.
+        """Make what some attacks need together.
 
         A need that cannot be met is among `failures` with its reason, and costs no other.
 
@@ -140,10 +155,10 @@ class Gatherer:
             StorageError: what was computed cannot be kept.
         """
         found = AttackInputs()
-        target = self._target.scorer
-        scored = _signals_or_reasons(target, self.signals("target", target, self._texts))
-        found.by_need[Need.TARGET] = scored
-        self._note_unanswered(target, "", found)
+        if Need.TARGET in needs:
+            target = self._target.scorer
+            found.by_need[Need.TARGET] = _signals_or_reasons(target, self.signals("target", target, self._texts))
+            self._note_unanswered(target, "", found)
         makers = {
             Need.REFERENCE: self._reference,
             Need.SHADOWS: self._shadows,
@@ -151,6 +166,7 @@ class Gatherer:
             Need.GRADIENT: self._gradients,
             Need.NEIGHBOURS: self._neighbour_means,
             Need.SELF_PROMPTED: self._self_prompted,
+            Need.SAMPLES: self._samples,
         }
         for need, make in makers.items():
             if need not in needs:
@@ -161,19 +177,45 @@ class Gatherer:
                 raise
             except Exception as error:  # noqa: BLE001 - models of any kind fail in any way, each at one attack's cost
                 found.failures[need] = describe_failure(error)
+                if isinstance(error, EndpointError):
+                    self._note_partial(f"partial result: {error}", found)
         return found
+
+    def _note_partial(self, reason: str, found: AttackInputs) -> None:
+        if reason not in found.incomplete:
+            found.warnings.append(reason)
+            found.incomplete.append(reason)
 
     def _note_unanswered(self, scorer: Scorer, whose: str, found: AttackInputs) -> None:
         if not isinstance(scorer, RemoteScorer) or not scorer.failures:
             return
         num_texts = len(self._texts)
         answered = f"the server scored {num_texts - len(scorer.failures)} of {num_texts} texts"
-        if scorer.incomplete is None:
+        if scorer.incomplete is not None:
+            self._note_partial(f"{whose}partial result: {answered}; {scorer.incomplete}; {_RESUME}", found)
+        elif len(scorer.failures) > MANY_MISSING * num_texts:
+            self._note_partial(f"{whose}partial result: {answered} and refused the others", found)
+        else:
             found.warnings.append(f"{whose}{answered} and refused the others")
-            return
-        partial = f"{whose}partial result: {answered}; {scorer.incomplete}; run the same command again to resume"
-        found.warnings.append(partial)
-        found.incomplete.append(partial)
+
+    def _samples(self, found: AttackInputs) -> Mapping[str, AttackInput]:
+        assert self.continuer is not None
+        self._progress.begin("continuations", len(self._texts))
+        number, seed = self._settings.num_samples, self._settings.seed
+        sampled = sampled_continuations(self.continuer, self._target.template, self._texts, number, seed)
+        self._progress.advance(len(self._texts))
+        found.facts["samples"] = f"{number} of each text's second half, at temperature 1"
+        self._note_unwritten("continued", sampled, found)
+        return sampled
+
+    def _note_unwritten(self, what: str, inputs: Mapping[str, AttackInput], found: AttackInputs) -> None:
+        """Say that a server that is asked for text has stopped to give any."""
+        assert self.continuer is not None
+        stopped = self.continuer.client.incomplete
+        if stopped is not None:
+            answered = sum(not isinstance(entry, Missing) for entry in inputs.values())
+            partial = f"partial result: the server {what} {answered} of {len(inputs)} texts; {stopped}; {_RESUME}"
+            self._note_partial(partial, found)
 
     def _reference(self, found: AttackInputs) -> Mapping[str, AttackInput]:
         reference = self._target.reference

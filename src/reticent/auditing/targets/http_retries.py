@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 
-_RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+_BUSY = 429
+_RETRIED_STATUSES = (408, _BUSY, 500, 502, 503, 504)
+_SPENT = "insufficient_quota"
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
 
@@ -20,7 +22,8 @@ class ServerGoneError(Exception):
 class RetryingClient:
     """An HTTP client that waits and tries again.
 
-    A wait is what `Retry-After` asks for (seconds or a date), else 1, 2, 4, ... seconds; never above a minute. Safe to
+    An answer that says that a budget is spent, or which field of the request is too much, is not waited for. A wait is
+    what `Retry-After` asks for (seconds or a date), else 1, 2, 4, ... seconds; never above a minute. Safe to
     use from several threads.
     """
 
@@ -37,7 +40,7 @@ class RetryingClient:
         """POST a JSON object and return the first answer that is not about the server's own state.
 
         Raises:
-            ServerGoneError: no attempt brought one.
+            ServerGoneError: no attempt brought one, or nothing more may be spent there.
         """
         return self._request("POST", url, body)
 
@@ -51,13 +54,25 @@ class RetryingClient:
             except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
                 failure = f"no connection ({type(error).__name__})"
             else:
-                if answer.status_code not in _RETRIED_STATUSES:
+                code, blamed = _reason_given(answer)
+                if answer.status_code not in _RETRIED_STATUSES or (answer.status_code == _BUSY and blamed):
                     return answer
                 failure = f"status {answer.status_code}"
+                if code == _SPENT:
+                    raise ServerGoneError(f"{failure}: its budget or the key's quota is spent, and waiting is no help")
                 wait = _requested_wait(answer.headers.get("Retry-After"), wait)
             if attempt + 1 < self._attempts:
                 self._sleep(wait)
         raise ServerGoneError(f"{failure} after {self._attempts} attempts")
+
+
+def _reason_given(answer: httpx.Response) -> tuple[str | None, str | None]:
+    """An error's code and the field that it blames, as OpenAI's interface words them; None where there is none."""
+    try:
+        error = answer.json()["error"]
+        return error.get("code"), error.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None, None
 
 
 def _requested_wait(header: str | None, otherwise: float) -> float:

@@ -33,9 +33,10 @@ from reticent._settings import readable_settings
 from reticent.auditing.canaries.extraction import Extractor, LocalExtractor
 from reticent.auditing.inputs.shadows import ShadowTable
 from reticent.auditing.targets.base_probe import base_digest, can_have_changed_base
-from reticent.auditing.targets.endpoint import EndpointSettings, RemoteScorer
+from reticent.auditing.targets.endpoint import RemoteScorer, TextOnlyScorer, open_endpoint
+from reticent.auditing.targets.endpoint_client import EndpointClient, EndpointSettings
 from reticent.auditing.targets.scoring import ModelScorer, model_fingerprint
-from reticent.errors import AuditError, InvalidValueError, ModelError
+from reticent.errors import AuditError, EndpointError, InvalidValueError, ModelError
 from reticent.models.base import LanguageModel, resolve_base_model, usable_device
 from reticent.protocols import Scorer
 from reticent.text.template import TextTemplate
@@ -103,6 +104,7 @@ class Target:
         heldout_hashes: the same of the texts that were held out.
         shadow_table: shadow models that come with the target, for some texts; None where there are none.
         warnings: what the report must say about how it was opened.
+        client: asks a server for text; None for any other target.
     """
 
     kind: TargetKind
@@ -117,6 +119,7 @@ class Target:
     heldout_hashes: frozenset[str] | None = None
     shadow_table: Callable[[Sequence[str]], ShadowTable] | None = None
     warnings: tuple[str, ...] = ()
+    client: EndpointClient | None = None
 
     @property
     def num_trained(self) -> int:
@@ -125,9 +128,7 @@ class Target:
 
     @property
     def extractor(self) -> Extractor | None:
-        """An extractor, which asks the target to continue a prompt."""
-        if isinstance(self.scorer, RemoteScorer):
-            return self.scorer
+        """An extractor, which asks the model to continue a prompt; None for a server, which a client asks."""
         if self.module is None or not isinstance(self.scorer, ModelScorer):
             return None
         limit = self.scorer.context_length or self.template.max_tokens
@@ -155,7 +156,7 @@ def open_target(name: str, options: TargetOptions) -> Target:
 
     Raises:
         AuditError: it is a run directory.
-        EndpointError: a server does not answer, or returns no log-probabilities.
+        EndpointError: a server does not answer or refuses, or one that is the reference shows no log-probabilities.
         InvalidValueError: the template or the device cannot be used.
         ModelError: a model or adapter cannot be read, or does not fit its base.
         RunDirectoryError: an adapted folder is damaged, or its base is another one.
@@ -208,14 +209,18 @@ def _add_reference(target: Target, options: TargetOptions) -> Target:
     # A reference reads what the target reads.
     as_target = replace(options, reference=None, model=None, template=target.template.model_dump())
     reference = open_target(options.reference, as_target)
+    if isinstance(reference.scorer, TextOnlyScorer):
+        raise EndpointError(f"{options.reference} shows no log-probabilities of prompts, which a reference must")
     warnings = (*target.warnings, *(f"reference: {warning}" for warning in reference.warnings))
     return replace(target, reference=reference.scorer, reference_record=reference.record, warnings=warnings)
 
 
 def _open_endpoint(name: str, options: TargetOptions) -> Target:
-    scorer = RemoteScorer(replace(options.endpoint, url=name, model=options.model), _template(None, options))
-    record = {"kind": TargetKind.ENDPOINT.value, "name": name, "model": scorer.model}
-    return Target(TargetKind.ENDPOINT, record, scorer, scorer.template)
+    client = EndpointClient(replace(options.endpoint, url=name, model=options.model))
+    scorer = open_endpoint(client, _template(None, options))
+    shown = "log-probabilities of prompts" if isinstance(scorer, RemoteScorer) else "text alone"
+    record = {"kind": TargetKind.ENDPOINT.value, "name": name, "model": client.model, "shows": shown}
+    return Target(TargetKind.ENDPOINT, record, scorer, scorer.template, client=client)
 
 
 def _open_model(name: str, options: TargetOptions) -> Target:
