@@ -13,9 +13,10 @@ between neighbouring corpora, ρ being what the account holds. It rests on these
 * All aggregates of a batch are fixed before any of its tokens is seen. Drafts are computed beforehand elsewhere: what
   was computed behind a guess is used only if the token drawn here equals it.
 
-There is no secret world and no posterior. A `CorpusCurator` is not thread-safe: one writer releases, in a fixed order.
+There is no secret world and no posterior. Threads may share a `CorpusCurator`: releases happen one batch after another.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -153,6 +154,7 @@ class CorpusCurator:
         self._store = store
         self._bits = bits
         self._in_doubt = False
+        self._lock = threading.Lock()
         self._continue_from(state)
 
     def _continue_from(self, state: CorpusState) -> None:
@@ -223,6 +225,14 @@ class CorpusCurator:
             require_settings(ballot.aggregate, self.settings)
             if ballot.temperature is not None:
                 positive_finite("temperature", ballot.temperature)
+        with self._lock:
+            covered = self._charge(ballots)
+            charge = self.settings.charge_units
+            tokens = [CorpusToken(self._draw(ballot), charge) for ballot in covered]
+        return [*tokens, *[None] * (len(ballots) - len(covered))]
+
+    def _charge(self, ballots: Sequence[CorpusBallot]) -> Sequence[CorpusBallot]:
+        """Commit the charges of as many ballots as the cap covers, and return those; the caller holds the lock."""
         if self._in_doubt:
             self._continue_from(self._store.reconcile(self._state))
             self._in_doubt = False
@@ -240,8 +250,7 @@ class CorpusCurator:
             self._store.commit(state, records)
             self._in_doubt = False
             self._state, self._account = state, account
-        tokens = [CorpusToken(self._draw(ballot), charge) for ballot in covered]
-        return [*tokens, *[None] * (len(ballots) - len(covered))]
+        return covered
 
     def _draw(self, ballot: CorpusBallot) -> int:
         index = release(ballot.aggregate, self.settings, self._bits, ballot.temperature)
