@@ -109,7 +109,13 @@ def probabilities(
 
 
 def search(
-    step: Step, start: State, contexts: Sequence[Context], num_steps: int, claimed_rho: float, claimed_eta: float
+    step: Step,
+    start: State,
+    contexts: Sequence[Context],
+    num_steps: int,
+    claimed_rho: float,
+    claimed_eta: float,
+    orders: Sequence[float] = ORDERS,
 ) -> Findings:
     """Search all users of a variant.
 
@@ -120,6 +126,7 @@ def search(
         num_steps: steps that a user makes.
         claimed_rho: the most that the account says was charged in these steps.
         claimed_eta: the range that one charge pays for.
+        orders: of the divergences, each above 1.
     """
 
     @cache
@@ -146,7 +153,7 @@ def search(
         return most
 
     divergence = max(
-        math.log(moment(num_steps, start, start, order)) / (order - 1.0) / (order * claimed_rho) for order in ORDERS
+        math.log(moment(num_steps, start, start, order)) / (order - 1.0) / (order * claimed_rho) for order in orders
     )
     return Findings(divergence, _largest_range(outcomes, start, len(contexts)) / claimed_eta)
 
