@@ -8,6 +8,7 @@ import pytest
 from signals_by_hand import signals
 
 from reticent.auditing.attacks.evidence import (
+    GuessEvidence,
     Missing,
     Need,
     SampledEvidence,
@@ -29,6 +30,7 @@ FULL = TextEvidence(
     self_prompted=SelfPromptedEvidence(np.array([-2.5]), signals([-2.0, -2.0]), np.array([-2.0])),
     prefixed=signals([-2.0, -3.0, -4.0]),
     samples=SampledEvidence("the rest of it", ("the other rest",)),
+    guesses=GuessEvidence(np.array([1.0, 0.5]), np.array([0.5, 0.25]), np.array([-1.0, -2.0])),
 )
 FIELD_OF_NEED = {
     Need.TARGET: "target",
@@ -40,6 +42,7 @@ FIELD_OF_NEED = {
     Need.SELF_PROMPTED: "self_prompted",
     Need.PREFIX: "prefixed",
     Need.SAMPLES: "samples",
+    Need.GUESSES: "guesses",
 }
 
 
@@ -85,7 +88,7 @@ def test_more_score_means_more_likely_a_member_for_every_attack():
     learnt, unlearnt = [-0.5, -0.6, -0.7], [-1.9, -2.1, -2.6]
     base = signals([-2.0, -2.0, -2.0])
 
-    def seen(logp, norm, prefixed, written):
+    def seen(logp, norm, prefixed, written, guessed):
         return dataclasses.replace(
             FULL,
             target=signals(logp, mu=[-1.5] * 3, sigma2=[1.0] * 3, rank=[1, 1, 1]),
@@ -93,12 +96,13 @@ def test_more_score_means_more_likely_a_member_for_every_attack():
             gradient_norm=norm,
             prefixed=signals(prefixed),
             samples=SampledEvidence("the rest of it", (written,)),
+            guesses=GuessEvidence(np.array(guessed), np.array([0.5, 0.25]), np.array([-1.0, -2.0])),
             shadows=ShadowEvidence(np.array([-0.6]), np.array([-2.0]), (0.1, 0.1), np.log([0.3, 0.5, 1.2]), 1.0),
         )
 
     member, nonmember = (
-        seen(learnt, 0.1, [-1.5, -1.6, -1.7], "the rest of it"),
-        seen(unlearnt, 2.0, [-1.9, -2.1, -2.6], "of no use"),
+        seen(learnt, 0.1, [-1.5, -1.6, -1.7], "the rest of it", [1.0, 1.0]),
+        seen(unlearnt, 2.0, [-1.9, -2.1, -2.6], "of no use", [0.5, 0.0]),
     )
     for attack in ATTACKS.values():
         assert attack.score(member) > attack.score(nonmember), attack.name

@@ -36,11 +36,12 @@ def audit(tmp_path, monkeypatch, capfd):
     return run
 
 
-def test_what_the_server_allows_is_measured_and_the_rest_is_left_out_by_name(live, audit):
+def test_what_the_server_allows_is_measured_and_the_rest_is_left_out_by_name(live, audit, tiny_llama_folder):
     server = live()
-    code, report, err = audit(server, server.key(), "--canaries", audit.canaries, "--limit", 6)
+    options = ["--canaries", audit.canaries, "--limit", 6, "--reference", tiny_llama_folder, "--places", 3]
+    code, report, err = audit(server, server.key(), *options)
     assert code == 0, err
-    assert [attack["name"] for attack in report["attacks"]] == ["samia"]
+    assert [attack["name"] for attack in report["attacks"]] == ["samia", "petal", "petal-reference"]
     assert report["target"]["shows"] == "text alone"
     reasons = {skipped["name"]: skipped["reason"] for skipped in report["skipped"]}
     assert "shows no log-probabilities" in reasons["likelihood"]
@@ -48,7 +49,7 @@ def test_what_the_server_allows_is_measured_and_the_rest_is_left_out_by_name(liv
     assert sum(group["num_canaries"] for group in report["canaries"]) == 2
     assert all(group["extracted_greedy"] is not None for group in report["canaries"])
     spent = server.service.curator.account.spent_units
-    again = audit(server, server.key("another"), "--canaries", audit.canaries, "--limit", 6)
+    again = audit(server, server.key("another"), *options)
     assert again[0] == 0
     assert server.service.curator.account.spent_units == spent, "what was answered is not paid for twice"
 

@@ -59,6 +59,7 @@ class AuditOptions:
         shots: non-members in the prefix, for recall.
         candidates: other secrets a canary is ranked among.
         samples: continuations drawn for each canary, and for each text by samia.
+        places: places of each text at which petal asks a server for its guess, at most.
         cache: folder of finished passes; `cache` in the output folder unless given.
         resume: use and fill the cache.
         api_key_env: environment variable with a server's key.
@@ -90,6 +91,7 @@ class AuditOptions:
     shots: int = 10
     candidates: int = 1000
     samples: int = 10
+    places: int = 64
     cache: str | PathLike[str] | None = None
     resume: bool = True
     api_key_env: str = "OPENAI_API_KEY"
@@ -99,7 +101,7 @@ class AuditOptions:
     def __post_init__(self) -> None:
         integer_in_range("seed", self.seed, 0)
         open_probability("confidence", self.confidence)
-        for name in ("bootstrap", "neighbours", "paraphrases", "shots", "candidates", "batch_tokens"):
+        for name in ("bootstrap", "neighbours", "paraphrases", "shots", "candidates", "places", "batch_tokens"):
             integer_in_range(name, getattr(self, name), 1)
         integer_in_range("samples", self.samples, 0)
         positive_finite("timeout", self.timeout)
@@ -260,6 +262,7 @@ def _make_request(
             num_paraphrases=options.paraphrases,
             num_shots=options.shots,
             num_samples=max(1, options.samples),
+            num_places=options.places,
             mlm=options.mlm,
             shadows=options.shadows,
         ),

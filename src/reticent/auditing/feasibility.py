@@ -117,11 +117,16 @@ def _obstacles(target: Target, *, has_masked_lm: bool, has_shadows: bool) -> dic
 
 
 def _obstacles_to_text(target: Target, *, by_name: bool) -> dict[Need, str]:
-    """What stands in the way of attacks on log-probabilities, and of those on text alone."""
-    if isinstance(target.scorer, TextOnlyScorer):
-        return {Need.TARGET: "the server shows no log-probabilities, only text"}
+    """Obstacles to attacks on log-probabilities, where a server shows none, and to those on text alone."""
+    obstacles: dict[Need, str] = {}
     if target.client is None:
-        return {Need.SAMPLES: "it is for servers that show text alone; this target's log-probabilities say more"}
-    if not by_name:
-        return {Need.SAMPLES: "the server's log-probabilities say more at less cost; name the attack to run it"}
-    return {}
+        reason = "it is for servers that show text alone; this target's log-probabilities say more"
+        return {Need.SAMPLES: reason, Need.GUESSES: reason}
+    if not isinstance(target.reference, ModelScorer):
+        obstacles[Need.GUESSES] = "it learns on a public model: name the one before adaptation with --reference"
+    if isinstance(target.scorer, TextOnlyScorer):
+        obstacles[Need.TARGET] = "the server shows no log-probabilities, only text"
+    elif not by_name:
+        reason = "the server's log-probabilities say more at less cost; name the attack to run it"
+        obstacles |= {Need.SAMPLES: reason, Need.GUESSES: reason}
+    return obstacles

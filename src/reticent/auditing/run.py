@@ -131,7 +131,7 @@ def run_audit(request: AuditRequest, progress: Progress) -> AuditResult:
     result = AuditResult(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         target=target.record,
-        reference=target.reference_record if Need.REFERENCE in plan.needs else None,
+        reference=target.reference_record if plan.needs & {Need.REFERENCE, Need.GUESSES} else None,
         neighbours_from=found.facts.pop("neighbours from", None),
         data=_data_record(target, members, nonmembers, overlap),
         scoring=_scoring_record(target) | found.facts,
@@ -294,7 +294,7 @@ def _blind_baseline(
 
 def _refuse_nothing_scored(found: AttackInputs) -> None:
     """Refuse where the target said nothing about any text, neither in log-probabilities nor in text."""
-    asked = [found.by_need[need] for need in (Need.TARGET, Need.SAMPLES) if need in found.by_need]
+    asked = [found.by_need[need] for need in (Need.TARGET, Need.SAMPLES, Need.GUESSES) if need in found.by_need]
     rows = [row for inputs in asked for row in inputs.values()]
     if rows and all(isinstance(row, Missing) for row in rows):
         reasons = sorted({row.reason for row in rows})

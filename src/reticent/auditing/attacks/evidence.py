@@ -24,6 +24,7 @@ class Need(StrEnum):
     SELF_PROMPTED = "self-prompted"
     PREFIX = "prefix"
     SAMPLES = "samples"
+    GUESSES = "guesses"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,21 @@ class SampledEvidence:
 
 
 @dataclass(frozen=True, eq=False)
+class GuessEvidence:
+    """Single guesses at P places of one text.
+
+    Attributes:
+        target: similarity of the target's guess to the text's own token, float64[P].
+        surrogate: the same of a public model's guess.
+        surrogate_logp: the public model's log-probability of the text's own token, in nats, float64[P].
+    """
+
+    target: NDArray[np.float64]
+    surrogate: NDArray[np.float64]
+    surrogate_logp: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
 class TextEvidence:
     """Everything known about one text. None: not gathered in this audit; `Missing`: cannot be computed for this text.
 
@@ -94,6 +110,7 @@ class TextEvidence:
         self_prompted: the text and its paraphrases under the self-prompted reference.
         prefixed: the text under the target after a prefix of non-members; the text's own tokens only.
         samples: what the target writes after the text's first half.
+        guesses: how near the target's guesses are to the text's tokens.
     """
 
     target: TokenSignals | Missing | None = None
@@ -105,6 +122,7 @@ class TextEvidence:
     self_prompted: SelfPromptedEvidence | Missing | None = None
     prefixed: TokenSignals | Missing | None = None
     samples: SampledEvidence | Missing | None = None
+    guesses: GuessEvidence | Missing | None = None
 
 
 class AbsentIngredientError(Exception):

@@ -13,6 +13,7 @@ from reticent.auditing.attacks.lira import lira
 from reticent.auditing.attacks.min_k import min_k
 from reticent.auditing.attacks.min_k_plus_plus import min_k_plus_plus
 from reticent.auditing.attacks.neighbourhood import neighbourhood
+from reticent.auditing.attacks.petal import petal, petal_with_reference
 from reticent.auditing.attacks.recall import recall
 from reticent.auditing.attacks.reference import reference
 from reticent.auditing.attacks.rmia import log_probability_ratio, rmia
@@ -41,6 +42,8 @@ class AttackName(StrEnum):
     SPV = "spv"
     RECALL = "recall"
     SAMIA = "samia"
+    PETAL = "petal"
+    PETAL_REFERENCE = "petal-reference"
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,16 @@ def _spv(evidence: TextEvidence) -> Score:
 def _samia(evidence: TextEvidence) -> Score:
     sampled = require(evidence.samples, Need.SAMPLES)
     return samia(sampled.rest, sampled.samples)
+
+
+def _petal(evidence: TextEvidence) -> Score:
+    guesses = require(evidence.guesses, Need.GUESSES)
+    return petal(guesses.target, guesses.surrogate, guesses.surrogate_logp)
+
+
+def _petal_with_reference(evidence: TextEvidence) -> Score:
+    guesses = require(evidence.guesses, Need.GUESSES)
+    return petal_with_reference(guesses.target, guesses.surrogate)
 
 
 def _attack(
@@ -171,6 +184,14 @@ ATTACKS: dict[AttackName, Attack] = dict(
             lambda e: recall(require(e.prefixed, Need.PREFIX), _target(e)),
         ),
         _label_only(AttackName.SAMIA, "SaMIA", "arXiv 2404.11262", Need.SAMPLES, _samia),
+        _label_only(AttackName.PETAL, "PETAL", "arXiv 2502.18943", Need.GUESSES, _petal),
+        _label_only(
+            AttackName.PETAL_REFERENCE,
+            "PETAL with reference",
+            "own, after arXiv 2502.18943",
+            Need.GUESSES,
+            _petal_with_reference,
+        ),
     )
 )
 

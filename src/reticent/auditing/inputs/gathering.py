@@ -19,6 +19,7 @@ from reticent.auditing.attacks.rmia import GAMMA, OfflineScaling, tune_offline_s
 from reticent.auditing.failures import describe_failure
 from reticent.auditing.inputs.cache import SignalCache, cached_signals
 from reticent.auditing.inputs.gradient_pass import cached_gradient_norms
+from reticent.auditing.inputs.guesses import guess_evidence
 from reticent.auditing.inputs.neighbour_sources import BaseResampler, MaskedLm
 from reticent.auditing.inputs.neighbours import load_or_make_neighbours
 from reticent.auditing.inputs.overlap import TextSet
@@ -61,6 +62,7 @@ class GatheringSettings:
         num_paraphrases: of SPV-MIA.
         num_shots: non-members in ReCaLL's prefix, at most.
         num_samples: continuations of each text's first half, for SaMIA.
+        num_places: places of each text that are asked about one by one, at most.
         mlm: a masked language model for neighbours, by folder; None for the target's own base.
         shadows: adapted folders of shadow models.
     """
@@ -71,6 +73,7 @@ class GatheringSettings:
     num_paraphrases: int = 10
     num_shots: int = 10
     num_samples: int = 10
+    num_places: int = 64
     mlm: str | None = None
     shadows: tuple[str, ...] = ()
 
@@ -113,6 +116,7 @@ class AttackInputs:
             self_prompted=part(Need.SELF_PROMPTED),
             prefixed=part(Need.PREFIX),
             samples=part(Need.SAMPLES),
+            guesses=part(Need.GUESSES),
         )
 
 
@@ -167,6 +171,7 @@ class Gatherer:
             Need.NEIGHBOURS: self._neighbour_means,
             Need.SELF_PROMPTED: self._self_prompted,
             Need.SAMPLES: self._samples,
+            Need.GUESSES: self._guesses,
         }
         for need, make in makers.items():
             if need not in needs:
@@ -207,6 +212,19 @@ class Gatherer:
         found.facts["samples"] = f"{number} of each text's second half, at temperature 1"
         self._note_unwritten("continued", sampled, found)
         return sampled
+
+    def _guesses(self, found: AttackInputs) -> Mapping[str, AttackInput]:
+        surrogate, number = self._target.reference, self._settings.num_places
+        assert self.continuer is not None
+        assert isinstance(surrogate, ModelScorer)
+        self._progress.begin("guesses", len(self._texts))
+        guesses = guess_evidence(self.continuer, surrogate, self._texts, number, self._progress)
+        found.facts["guesses"] = (
+            f"one token at temperature 0 at up to {number} places of each text; similarity by the cosine of the "
+            "reference's own centred input embeddings"
+        )
+        self._note_unwritten("guessed at", guesses, found)
+        return guesses
 
     def _note_unwritten(self, what: str, inputs: Mapping[str, AttackInput], found: AttackInputs) -> None:
         """Say that a server that is asked for text has stopped to give any."""

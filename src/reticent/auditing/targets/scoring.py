@@ -23,7 +23,7 @@ from peft import PeftModel
 from torch import nn
 
 from reticent._memory import keep_freed_memory
-from reticent.auditing.targets.forward import Draw, ScoredSequence, TextForward
+from reticent.auditing.targets.forward import Draw, ScoredSequence, TextForward, unwrap
 from reticent.errors import InvalidValueError, ModelError
 from reticent.protocols import TokenSignals
 from reticent.text.template import EncodedText, TextTemplate, encode, padding_id
@@ -165,6 +165,22 @@ class ModelScorer:
         with self._forward.ready():
             logits = self._forward.next_token_logits(self._sequence(0, text, self._forward.demonstration_ids))
         result: NDArray[np.float32] = logits.float().cpu().numpy()
+        return result
+
+    @torch.inference_mode()
+    def similarities(self, first_ids: NDArray[np.int64], second_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Cosines of pairs of tokens' input embeddings, the mean over the vocabulary taken off, float64[pairs].
+
+        Equal tokens are at exactly 1; a token that is the mean itself is at 0 from every other.
+        """
+        inner: Any = self._forward.inner
+        embeddings_VD = unwrap(inner.get_input_embeddings()).weight.float()
+        centre_D = embeddings_VD.mean(dim=0)
+        first, second = (
+            embeddings_VD[torch.from_numpy(ids).to(embeddings_VD.device)] - centre_D for ids in (first_ids, second_ids)
+        )
+        cosines = torch.nn.functional.cosine_similarity(first, second).double().cpu().numpy()
+        result: NDArray[np.float64] = np.where(first_ids == second_ids, 1.0, cosines)
         return result
 
     @torch.inference_mode()
