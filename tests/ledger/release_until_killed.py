@@ -31,7 +31,7 @@ def release_for_ever(run_dir, keyring, url, running):
             os.write(running, b".")
 
 
-def main():
+def main(release_for_ever=release_for_ever):
     run_dir, keys, url, rounds, seed = sys.argv[1:]
     run_dir, url = Path(run_dir), None if url == "-" else url
     keyring = Keyring(Path(keys), {})

@@ -25,7 +25,7 @@ _FIXED: Final = struct.Struct(">QQQL16siii")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals of a chain: releases, units of 2^-64 nat, and the digest of the last row."""
+    """Totals of a chain: releases, units charged, and the digest of the last row."""
 
     releases: int
     units: int
@@ -118,5 +118,5 @@ def require_sealed(found: Totals, sealed: Totals) -> None:
         )
     if found.units != sealed.units:
         raise DeploymentStateError(
-            f"the charges in the ledger add up to {found.units} units of 2^-64 nat, but {sealed.units} are sealed"
+            f"the charges in the ledger add up to {found.units} units of 2^-64, but {sealed.units} are sealed"
         )

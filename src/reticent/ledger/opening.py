@@ -7,22 +7,27 @@ opened has been verified from its first release to its last. A creation that fai
 import contextlib
 import secrets
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from sqlalchemy import insert
 
+from reticent.dp.accounting import units_to_rho
+from reticent.dp.curator import CorpusState
+from reticent.dp.release import CorpusSettings
 from reticent.errors import DeploymentStateError, InvalidValueError
+from reticent.guarantees import Guarantee
 from reticent.ledger import chain, schema
 from reticent.ledger.database import Database
 from reticent.ledger.high_water_mark import LastRelease, Mark, read_mark
 from reticent.ledger.keys import Keyring, StateKey
 from reticent.ledger.lock import RunLock
 from reticent.ledger.reader import LedgerReader, read_header, require_run
-from reticent.ledger.sealing import Header, LedgerCheckpoint, run_digest, seal
+from reticent.ledger.sealing import DeploymentState, Header, LedgerCheckpoint, run_digest, seal
 from reticent.ledger.writer import Writer
-from reticent.pac.accounting import cap_units, units_to_nats
-from reticent.pac.charging import ChargingRule
+from reticent.pac.accounting import units_to_nats
+from reticent.pac.charging import DEFAULT_CHARGING_RULE, ChargingRule
 from reticent.pac.curator import CuratorState
 
 
@@ -55,14 +60,47 @@ def existing_header(database: Database) -> Header | None:
         return read_header(connection, database)
 
 
-def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, initial: CuratorState) -> Opened:
+def open_or_create(
+    lock: RunLock,
+    run_dir: Path,
+    run_id: str,
+    keyring: Keyring,
+    database: Database,
+    *,
+    accept: Callable[[Header], None],
+    initial: Callable[[], DeploymentState],
+) -> tuple[Opened, bool]:
+    """Continue the deployment of a run, or create it at the first use; say whether it was created.
+
+    Args:
+        lock: the run's, held.
+        run_dir: the run directory.
+        run_id: the hash of its manifest.
+        keyring: provides the key, and keeps the mark.
+        database: where the ledger lies.
+        accept: raises for a deployment that is not the one asked for.
+        initial: the state of a new one.
+
+    Raises:
+        InvalidValueError, DeploymentStateError, StorageError: as for `create`, `continue_from` and `accept`; or the
+            run had a deployment that is not here.
+    """
+    header = existing_header(database)
+    if header is None:
+        require_undeployed(lock.deployment_id, lock.ledger_place, database)
+        return create(lock, database, run_id, keyring, initial()), True
+    accept(header)
+    return continue_from(lock, run_dir, run_id, keyring, database, header), False
+
+
+def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, initial: DeploymentState) -> Opened:
     """Write a new deployment with its key and its mark, and hold its lock.
 
     Raises:
         DeploymentStateError: another process is about to create one there, or the key is malformed.
         StorageError: something cannot be written.
     """
-    header = Header(schema.SCHEMA_VERSION, secrets.token_hex(16), run_digest(run_id), initial.charging_rule)
+    header = _new_header(run_id, initial)
     checkpoint = LedgerCheckpoint(initial, chain.first_digest(header.deployment_id, header.run_digest))
     with contextlib.ExitStack() as undo:
         if database.missing:
@@ -85,6 +123,8 @@ def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, ini
                     run_digest=header.run_digest,
                     created=int(time.time()),
                     charging_rule=header.charging_rule.value,
+                    guarantee=header.guarantee.value,
+                    **_constants_row(header),
                 )
             )
             sealed = seal(key, header, checkpoint)
@@ -92,6 +132,29 @@ def create(lock: RunLock, database: Database, run_id: str, keyring: Keyring, ini
         writer.enroll()
         undo.pop_all()
     return Opened(writer, mark, key, header, checkpoint)
+
+
+def _new_header(run_id: str, initial: DeploymentState) -> Header:
+    rule, constants = DEFAULT_CHARGING_RULE, None
+    if isinstance(initial, CorpusState):
+        constants = initial.settings
+    else:
+        rule = initial.charging_rule
+    return Header(schema.SCHEMA_VERSION, secrets.token_hex(16), run_digest(run_id), rule, constants)
+
+
+def _constants_row(header: Header) -> dict[str, object]:
+    """The constants of a corpus deployment as columns; none under the other guarantee."""
+    if (constants := header.constants) is None:
+        return {}
+    return {
+        "clip": float(constants.clip),
+        "gain": float(constants.gain),
+        "temperature": float(constants.temperature),
+        "num_candidates": constants.num_candidates,
+        "num_worlds": constants.num_worlds,
+        "relation": constants.relation.value,
+    }
 
 
 def continue_from(
@@ -158,12 +221,49 @@ def require_worlds(state: CuratorState, num_worlds: int) -> None:
         )
 
 
+def require_constants(header: Header, wanted: CorpusSettings | None, database: Database) -> None:
+    """Check that a deployment has the corpus guarantee with the constants that are asked for; None for those it has.
+
+    Raises:
+        DeploymentStateError: it has the other guarantee.
+        InvalidValueError: it has other constants.
+    """
+    require_guarantee(header, Guarantee.CORPUS, database)
+    constants = header.constants
+    if constants is None or wanted in (None, constants):
+        return
+    differing = ", ".join(
+        f"{name} {getattr(constants, name)} (asked for: {getattr(wanted, name)})"
+        for name in (field.name for field in fields(constants))
+        if getattr(constants, name) != getattr(wanted, name)
+    )
+    raise InvalidValueError(
+        f"the deployment in {database} has {differing}: its constants were chosen when it was created, for its whole "
+        "life. Leave the option out, or deploy another run"
+    )
+
+
+def require_guarantee(header: Header, wanted: Guarantee, database: Database) -> None:
+    """Check that a deployment has a guarantee.
+
+    Raises:
+        DeploymentStateError: it has the other.
+    """
+    if header.guarantee is not wanted:
+        raise DeploymentStateError(
+            f"the deployment in {database} has the guarantee {header.guarantee}, not {wanted}: the ledger belongs to "
+            "another kind of run. Put it back beside the worlds it was made for"
+        )
+
+
 def require_rule(header: Header, wanted: ChargingRule | None, database: Database) -> None:
     """Check that a deployment charges by the rule that is asked for; None asks for the one it has.
 
     Raises:
+        DeploymentStateError: it has the corpus guarantee.
         InvalidValueError: it charges by another.
     """
+    require_guarantee(header, Guarantee.REALISED_WORLD, database)
     if wanted in (None, header.charging_rule):
         return
     raise InvalidValueError(
@@ -172,30 +272,39 @@ def require_rule(header: Header, wanted: ChargingRule | None, database: Database
     )
 
 
-def with_cap(opened: Opened, total_budget: float | None) -> Opened:
+def in_nats(units: int) -> str:
+    """A number of units of a realised-world account in words."""
+    return f"{units_to_nats(units):.6g} nats"
+
+
+def in_rho(units: int) -> str:
+    """A number of units of a corpus account in words."""
+    return f"rho {units_to_rho(units):.6g}"
+
+
+def with_cap(opened: Opened, cap: int | None, in_words: Callable[[int], str]) -> Opened:
     """Set or lower the cap of a deployment, durably; a cap that was set is never raised.
 
     Args:
         opened: the deployment.
-        total_budget: B, in nats; None leaves the cap as it is.
+        cap: in units of its account; None leaves the cap as it is.
+        in_words: says a number of units to people.
 
     Raises:
-        InvalidValueError: the budget is above the cap, or below what is spent; nothing is changed.
+        InvalidValueError: it is above the cap, or below what is spent; nothing is changed.
         DeploymentStateError, StorageError: it cannot be written.
     """
     state = opened.checkpoint.state
-    if total_budget is None or cap_units(total_budget) == state.cap_units:
+    if cap is None or cap == state.cap_units:
         return opened
-    cap = cap_units(total_budget)
     if state.cap_units is not None and cap > state.cap_units:
         raise InvalidValueError(
-            f"total-budget {total_budget:.6g} nats: this deployment's cap is {units_to_nats(state.cap_units):.6g} nats "
-            "and is never raised; leave the option out, or give less"
+            f"total-budget {in_words(cap)}: this deployment's cap is {in_words(state.cap_units)} and is never raised; "
+            "leave the option out, or give less"
         )
     if cap < state.spent_units:
         raise InvalidValueError(
-            f"total-budget {total_budget:.6g} nats: {units_to_nats(state.spent_units):.6g} nats are spent already; "
-            "give at least as much"
+            f"total-budget {in_words(cap)}: {in_words(state.spent_units)} are spent already; give at least as much"
         )
     checkpoint = LedgerCheckpoint(replace(state, cap_units=cap), opened.checkpoint.head)
     sealed = seal(opened.key, opened.header, checkpoint)

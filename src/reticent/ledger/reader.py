@@ -16,14 +16,25 @@ from typing import Any, Final, Self
 
 from sqlalchemy import Connection, Row, func, inspect, select
 
-from reticent.errors import DeploymentStateError
+from reticent.dp.curator import CorpusState
+from reticent.dp.relations import Relation
+from reticent.dp.release import CorpusSettings
+from reticent.errors import DeploymentStateError, InvalidValueError
+from reticent.guarantees import Guarantee
 from reticent.ledger import chain, schema
 from reticent.ledger.chain import Totals
 from reticent.ledger.database import Database
 from reticent.ledger.high_water_mark import LastRelease, read_mark
 from reticent.ledger.keys import Keyring, StateKey
 from reticent.ledger.lock import is_deployment_id
-from reticent.ledger.sealing import Header, LedgerCheckpoint, run_digest, unseal
+from reticent.ledger.sealing import (
+    Header,
+    LedgerCheckpoint,
+    corpus_state,
+    realised_world_state,
+    run_digest,
+    unseal,
+)
 from reticent.ledger.writer import state_missing
 from reticent.pac.accounting import units_to_nats
 from reticent.pac.charging import ChargingRule
@@ -100,8 +111,21 @@ class LedgerReader:
 
     @property
     def state(self) -> CuratorState:
-        """The state. Secret."""
-        return self._checkpoint.state
+        """The state of a realised-world deployment. Secret.
+
+        Raises:
+            DeploymentStateError: the deployment has the corpus guarantee.
+        """
+        return realised_world_state(self._checkpoint.state, self._database)
+
+    @property
+    def corpus_state(self) -> CorpusState:
+        """The state of a corpus deployment.
+
+        Raises:
+            DeploymentStateError: the deployment has the other guarantee.
+        """
+        return corpus_state(self._checkpoint.state, self._database)
 
     def verify(self) -> Totals:
         """Replay the chain and compare it with what is sealed; rows are read in passing, whatever their number.
@@ -134,7 +158,12 @@ class LedgerReader:
         return [DailyUsage(key_id, datetime.fromtimestamp(start, UTC).date(), tokens) for key_id, start, tokens in rows]
 
     def units_by_rule(self) -> dict[ChargingRule, int]:
-        """Charges for the releases so far by each rule, in units of 2^-64 nat; one of them was the deployment's."""
+        """Charges for the releases so far by each rule, in units of 2^-64 nat; one of them was the deployment's.
+
+        Raises:
+            DeploymentStateError: the deployment has the corpus guarantee, which has one rule.
+        """
+        realised_world_state(self._checkpoint.state, self._database)
         table = schema.releases.c
         reserve = table.reserve_units if self._header.has_rule else table.charge_units
         differ = table.num_active > 1
@@ -152,8 +181,9 @@ class LedgerReader:
 
         The number of active tokens is left out, with the digest, from which it could be guessed, and a charge that
         depends on it: they tell where the worlds differ, and so what the corpus holds. `nats` is the most that the
-        token could have cost, which is what the rule `fixed` charged.
+        token could have cost, which is what the rule `fixed` charged; a corpus deployment has `rho` instead.
         """
+        unit = "nats" if self._header.guarantee is Guarantee.REALISED_WORLD else "rho"
         for row in self._rows():
             yield {
                 "release": row.number,
@@ -162,7 +192,7 @@ class LedgerReader:
                 "step": row.step,
                 "coin_key": None if row.coin_key is None else row.coin_key.hex(),
                 "key": row.key_id,
-                "nats": units_to_nats(int(row.reserve_units if self._header.has_rule else row.charge_units, 16)),
+                unit: units_to_nats(int(row.reserve_units if self._header.has_rule else row.charge_units, 16)),
             }
 
     def close(self) -> None:
@@ -223,7 +253,13 @@ def read_header(connection: Connection, database: Database) -> Header | None:
             )
     if not is_deployment_id(row.deployment_id):
         raise DeploymentStateError(f"{database} names its deployment by no identifier; put the latest ledger back")
-    return Header(row.schema_version, row.deployment_id, bytes(row.run_digest), _charging_rule(row, database))
+    return Header(
+        row.schema_version,
+        row.deployment_id,
+        bytes(row.run_digest),
+        _charging_rule(row, database),
+        _constants(row, database),
+    )
 
 
 def _charging_rule(row: Row[Any], database: Database) -> ChargingRule:
@@ -235,6 +271,23 @@ def _charging_rule(row: Row[Any], database: Database) -> ChargingRule:
     except ValueError:
         raise DeploymentStateError(
             f"{database} names no charging rule of this release; put the latest ledger back, or upgrade reticent"
+        ) from None
+
+
+def _constants(row: Row[Any], database: Database) -> CorpusSettings | None:
+    """The constants in the row of a corpus deployment; None for one of the other guarantee, or of an older schema."""
+    name = getattr(row, "guarantee", None)
+    if row.schema_version < schema.FIRST_VERSION_WITH_RULE or name in (None, Guarantee.REALISED_WORLD):
+        return None
+    try:
+        if name != Guarantee.CORPUS:
+            raise InvalidValueError(f"no guarantee is called {name!r}")
+        relation = Relation(str(row.relation))
+        return CorpusSettings(row.clip, row.gain, row.temperature, row.num_candidates, row.num_worlds, relation)
+    except (AttributeError, ValueError):
+        raise DeploymentStateError(
+            f"{database} names no guarantee of this release, or not its constants; put the latest ledger back, or "
+            "upgrade reticent"
         ) from None
 
 

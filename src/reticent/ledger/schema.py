@@ -1,11 +1,12 @@
 """The tables of a ledger, alike in SQLite and PostgreSQL. One database holds one deployment.
 
-Formats. Times are whole seconds since 1970 (UTC). Charges are whole units of 2^-64 nat; these pass 64 bits, so they are
-kept as 32 hexadecimal digits, and no database ever rounds or overflows one. `state` and `deployment` have one row.
+Formats. Times are whole seconds since 1970 (UTC). Charges are whole units of 2^-64, of a nat or, under the corpus
+guarantee, of ρ; these pass 64 bits, so they are kept as 32 hexadecimal digits, and no database ever rounds or overflows
+one. `state` and `deployment` have one row.
 
 | table | holds | confidential |
 |---|---|---|
-| `deployment` | which deployment, run and schema this is, and the rule by which it charges | no |
+| `deployment` | which deployment, run and schema this is; its guarantee; its charging rule or its constants | no |
 | `state` | the sealed secret, posterior, account and head of the chain; the writer's epoch | sealed |
 | `releases` | one row a released token, chained by digests; only appended to | `num_active`, charge: of the corpus |
 | `api_keys` | who may ask: salted hashes, scopes, quotas, expiry | hashes only |
@@ -18,6 +19,7 @@ what a later version added reads as what was so before.
 |---|---|---|
 | 1 | | |
 | 2 | `deployment.charging_rule`, `releases.reserve_units` | the rule `fixed`, and as much reserved as charged |
+| 2 | `deployment.guarantee` and the constants of a corpus deployment | the guarantee `realised-world` |
 
 `api_keys` is not part of the record: a column that is added to it may be null,
 reads as null where an older release made the table, and is added to that by the first command that writes keys.
@@ -30,6 +32,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Connection,
+    Double,
     Integer,
     LargeBinary,
     MetaData,
@@ -43,6 +46,7 @@ from sqlalchemy.exc import NoSuchTableError
 SCHEMA_VERSION: Final = 2
 FIRST_VERSION_WITH_RULE: Final = 2
 RULE_LETTERS: Final = 16
+NAME_LETTERS: Final = 16
 UNIT_DIGITS: Final = 32
 LARGEST_UNITS: Final = 16**UNIT_DIGITS - 1
 
@@ -60,6 +64,13 @@ deployment: Final = Table(
     Column("run_digest", LargeBinary(32), nullable=False),
     Column("created", BigInteger, nullable=False),
     Column("charging_rule", String(RULE_LETTERS)),
+    Column("guarantee", String(NAME_LETTERS)),
+    Column("clip", Double),
+    Column("gain", Double),
+    Column("temperature", Double),
+    Column("num_candidates", BigInteger),
+    Column("num_worlds", BigInteger),
+    Column("relation", String(NAME_LETTERS)),
 )
 
 state: Final = Table(

@@ -1,7 +1,7 @@
 """Sealing of a deployment's state for the database.
 
 Guarantee: what `unseal` returns was sealed under the deployment's key for this deployment, this run and this schema.
-The size of the sealed bytes depends on the number of worlds alone.
+The size of the sealed bytes depends on the guarantee and the number of worlds alone.
 """
 
 import hashlib
@@ -11,7 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from reticent.dp.curator import CorpusState
+from reticent.dp.release import CorpusSettings
 from reticent.errors import DeploymentStateError
+from reticent.guarantees import Guarantee
 from reticent.ledger import schema
 from reticent.ledger.chain import Totals
 from reticent.ledger.keys import StateKey
@@ -22,19 +25,41 @@ _MAGIC: Final = b"RETICENT"
 _HEADER: Final = struct.Struct(">8sH16s32s")
 # behind it, from the version on that keeps it: the name of the charging rule, filled up with zeros
 _RULE: Final = struct.Struct(f">{schema.RULE_LETTERS}s")
+# behind that, for the corpus guarantee: its name, c, g, τ, k, m and the name of the relation
+_CONSTANTS: Final = struct.Struct(f">{schema.NAME_LETTERS}sdddQQ{schema.NAME_LETTERS}s")
 # secret, tokens released, dissenting steps, spent units, whether there is a cap, cap units, head of the release chain
 _COUNTS: Final = struct.Struct(">QQQ16s?16s32s")
+# the same without what a corpus deployment lacks: tokens released, spent units, cap, head
+_CORPUS_COUNTS: Final = struct.Struct(">Q16s?16s32s")
 _POSTERIOR_TYPE: Final = np.dtype(">f8")
+
+
+DeploymentState = CuratorState | CorpusState
+"""All that a deployment must keep to continue, under either guarantee."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header sealed along, which lies beside the sealed bytes in the clear: all of it is authenticated."""
+    """The header sealed along, which lies beside the sealed bytes in the clear: all of it is authenticated.
+
+    Attributes:
+        schema: version of the tables.
+        deployment_id: names the deployment.
+        run_digest: names its run.
+        charging_rule: the rule by which tokens are charged; `fixed` under the corpus guarantee.
+        constants: of a corpus deployment; None under the other guarantee.
+    """
 
     schema: int
     deployment_id: str
     run_digest: bytes
     charging_rule: ChargingRule
+    constants: CorpusSettings | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the deployment's tokens."""
+        return Guarantee.REALISED_WORLD if self.constants is None else Guarantee.CORPUS
 
     @property
     def has_rule(self) -> bool:
@@ -44,14 +69,17 @@ class Header:
     def to_bytes(self) -> bytes:
         """The header in the one encoding of its schema."""
         common = _HEADER.pack(_MAGIC, self.schema, bytes.fromhex(self.deployment_id), self.run_digest)
-        return common + _RULE.pack(self.charging_rule.encode()) if self.has_rule else common
+        if not self.has_rule:
+            return common
+        common += _RULE.pack(self.charging_rule.encode())
+        return common if self.constants is None else common + _constants_to_bytes(self.constants)
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCheckpoint:
     """A deployment's state together with the head of the chain of releases that led to it."""
 
-    state: CuratorState
+    state: DeploymentState
     head: bytes
 
     @property
@@ -68,16 +96,14 @@ def run_digest(run_id: str) -> bytes:
 def seal(key: StateKey, header: Header, checkpoint: LedgerCheckpoint) -> bytes:
     """Encrypt and authenticate a checkpoint."""
     state = checkpoint.state
-    counts = _COUNTS.pack(
-        state.secret,
-        state.tokens_released,
-        state.dissenting_steps,
-        state.spent_units.to_bytes(16, "big"),
-        state.cap_units is not None,
-        (state.cap_units or 0).to_bytes(16, "big"),
-        checkpoint.head,
-    )
-    return key.seal(counts + state.log_posterior.astype(_POSTERIOR_TYPE).tobytes(), header.to_bytes())
+    spent, cap = state.spent_units.to_bytes(16, "big"), (state.cap_units or 0).to_bytes(16, "big")
+    account = (spent, state.cap_units is not None, cap, checkpoint.head)
+    if isinstance(state, CorpusState):
+        plaintext = _CORPUS_COUNTS.pack(state.tokens_released, *account)
+    else:
+        counts = _COUNTS.pack(state.secret, state.tokens_released, state.dissenting_steps, *account)
+        plaintext = counts + state.log_posterior.astype(_POSTERIOR_TYPE).tobytes()
+    return key.seal(plaintext, header.to_bytes())
 
 
 def unseal(key: StateKey, header: Header, sealed: bytes) -> LedgerCheckpoint:
@@ -93,6 +119,11 @@ def unseal(key: StateKey, header: Header, sealed: bytes) -> LedgerCheckpoint:
             "the sealed state of the ledger does not open: the key is not the one it was sealed with, or the state was "
             "altered. Restore the key and the ledger; nothing is released until both fit"
         ) from None
+    if header.constants is not None:
+        tokens_released, spent, has_cap, cap, head = _CORPUS_COUNTS.unpack(plaintext)
+        cap_units = int.from_bytes(cap, "big") if has_cap else None
+        corpus_state = CorpusState(header.constants, int.from_bytes(spent, "big"), cap_units, tokens_released)
+        return LedgerCheckpoint(corpus_state, head)
     secret, tokens_released, dissenting_steps, spent, has_cap, cap, head = _COUNTS.unpack_from(plaintext)
     state = CuratorState(
         secret=secret,
@@ -104,3 +135,41 @@ def unseal(key: StateKey, header: Header, sealed: bytes) -> LedgerCheckpoint:
         charging_rule=header.charging_rule,
     )
     return LedgerCheckpoint(state, head)
+
+
+def realised_world_state(state: DeploymentState, place: object) -> CuratorState:
+    """Return the state of a realised-world deployment.
+
+    Raises:
+        DeploymentStateError: it is one of a corpus deployment; the message names its place.
+    """
+    if isinstance(state, CuratorState):
+        return state
+    raise DeploymentStateError(
+        f"the deployment in {place} has the guarantee {Guarantee.CORPUS}, not {Guarantee.REALISED_WORLD}"
+    )
+
+
+def corpus_state(state: DeploymentState, place: object) -> CorpusState:
+    """Return the state of a corpus deployment.
+
+    Raises:
+        DeploymentStateError: it is one of a realised-world deployment; the message names its place.
+    """
+    if isinstance(state, CorpusState):
+        return state
+    raise DeploymentStateError(
+        f"the deployment in {place} has the guarantee {Guarantee.REALISED_WORLD}, not {Guarantee.CORPUS}"
+    )
+
+
+def _constants_to_bytes(constants: CorpusSettings) -> bytes:
+    return _CONSTANTS.pack(
+        Guarantee.CORPUS.encode(),
+        constants.clip,
+        constants.gain,
+        constants.temperature,
+        constants.num_candidates,
+        constants.num_worlds,
+        constants.relation.encode(),
+    )
