@@ -1,6 +1,8 @@
 """What engines made for tests share: votes from their own logits, prompts read at once, no drafts."""
 
-from reticent.decoding.logit_votes import public_votes_from_logits, votes_from_logits
+import numpy as np
+
+from reticent.decoding.logit_votes import aggregates_from_logits, public_votes_from_logits, votes_from_logits
 
 
 class LogitVotes:
@@ -21,3 +23,6 @@ class LogitVotes:
 
     def public_votes(self, contexts, requests):
         return public_votes_from_logits(self, contexts, requests)
+
+    def aggregates(self, contexts, settings):
+        return aggregates_from_logits(self, contexts, settings, np.ones(self.num_worlds, np.bool_))

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reticent.decoding.votes import DecodingSettings
+from reticent.decoding.votes import VoteSettings
 from reticent.errors import InvalidValueError
 from reticent.randomness import PublicCoins
 
@@ -54,7 +54,7 @@ class VoteRequest:
         step: position of the token in the answer.
     """
 
-    settings: DecodingSettings
+    settings: VoteSettings
     coins: PublicCoins
     step: int
 
@@ -126,7 +126,7 @@ def cast_step(
     engine: VoteEngine[C], contexts: Sequence[C], requests: Sequence[VoteRequest]
 ) -> list[NDArray[np.int64] | Exception]:
     """Cast the votes of a step, each checked; never raises."""
-    found = _of_each(lambda: engine.votes(contexts, requests), len(contexts))
+    found = answers_of_each(lambda: engine.votes(contexts, requests), len(contexts))
     return [_check_votes(votes, engine.num_worlds, engine.vocab_size) for votes in found]
 
 
@@ -134,14 +134,14 @@ def cast_public_step(
     engine: VoteEngine[C], contexts: Sequence[C], requests: Sequence[VoteRequest]
 ) -> list[int | Exception]:
     """Cast the public model's votes of a step, each checked; never raises."""
-    found = _of_each(lambda: engine.public_votes(contexts, requests), len(contexts))
+    found = answers_of_each(lambda: engine.public_votes(contexts, requests), len(contexts))
     return [
         token if isinstance(token, Exception) or 0 <= token < engine.vocab_size else _malformed_votes(token)
         for token in found
     ]
 
 
-def _of_each(ask: Callable[[], Sequence[T | Exception]], count: int) -> Sequence[T | Exception]:
+def answers_of_each(ask: Callable[[], Sequence[T | Exception]], count: int) -> Sequence[T | Exception]:
     """Ask for one answer a context; what the engine raises becomes the answer of each."""
     if not count:
         return []

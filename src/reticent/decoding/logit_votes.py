@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent.decoding.engines import VoteRequest
-from reticent.decoding.votes import Decoder, DecodingSettings, Logits, greedy_votes, gumbel_votes, top_candidates
+from reticent.decoding.votes import Decoder, Logits, VoteSettings, greedy_votes, gumbel_votes, top_candidates
+from reticent.dp.release import Aggregate, CorpusSettings, integer_votes, public_log_probabilities
 from reticent.randomness import PublicCoins
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ class LogitSource(Protocol[ContextT]):
 
 
 def cast_votes(
-    source: LogitSource[ContextT], context: ContextT, settings: DecodingSettings, coins: PublicCoins, step: int
+    source: LogitSource[ContextT], context: ContextT, settings: VoteSettings, coins: PublicCoins, step: int
 ) -> NDArray[np.int64]:
     """Cast every world's vote for the token after `context`, int64[M].
 
@@ -61,6 +62,34 @@ def votes_from_logits(
     return [
         _or_error(lambda context=context, to=to: cast_votes(source, context, to.settings, to.coins, to.step))  # type: ignore[misc]
         for context, to in zip(contexts, requests, strict=True)
+    ]
+
+
+def add_up_votes(
+    source: LogitSource[ContextT], context: ContextT, settings: CorpusSettings, occupied_M: NDArray[np.bool_]
+) -> Aggregate:
+    """Add up the worlds' integer votes for the token after `context`. No value of a world raises.
+
+    Raises:
+        InvalidValueError: the public model gives no distribution.
+    """
+    public_logits_V = source.public_logits(context)
+    candidates_K = top_candidates(public_logits_V, settings.num_candidates)
+    public_logp_K = public_log_probabilities(public_logits_V[candidates_K])
+    votes_MK = integer_votes(public_logp_K, source.world_logits(context, candidates_K), occupied_M, settings.clip)
+    return Aggregate(candidates_K, public_logp_K, votes_MK.sum(axis=0))
+
+
+def aggregates_from_logits(
+    source: LogitSource[ContextT],
+    contexts: Sequence[ContextT],
+    settings: CorpusSettings,
+    occupied_M: NDArray[np.bool_],
+) -> list[Aggregate | Exception]:
+    """Add up the votes of a step, context by context; see `AggregateEngine.aggregates`."""
+    return [
+        _or_error(lambda context=context: add_up_votes(source, context, settings, occupied_M))  # type: ignore[misc]
+        for context in contexts
     ]
 
 

@@ -17,6 +17,7 @@ Shape suffixes: M worlds, K candidates, V vocabulary.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,30 @@ class Decoder(StrEnum):
 
     GREEDY = "greedy"
     GUMBEL = "gumbel"
+
+
+class VoteSettings(Protocol):
+    """Settings of how tokens are proposed and what one of them costs at most, under either guarantee."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The rule that turns logits into a vote."""
+        ...
+
+    @property
+    def temperature(self) -> float:
+        """Divides the logits of the Gumbel decoder."""
+        ...
+
+    @property
+    def num_candidates(self) -> int:
+        """Size k of the public model's candidate set."""
+        ...
+
+    @property
+    def reserve_units(self) -> int:
+        """The most that one token can cost, in units of the deployment's account."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -78,8 +103,13 @@ class DecodingSettings:
         """The cost of a released token."""
         return Charging(self.step_budget, self.charging_rule)
 
+    @property
+    def reserve_units(self) -> int:
+        """The most that one token can cost, in units of 2^-64 nat."""
+        return self.charging.reserve_units
 
-def require_candidates(settings: DecodingSettings, vocab_size: int) -> None:
+
+def require_candidates(settings: VoteSettings, vocab_size: int) -> None:
     """Check that the public model can nominate as many tokens as are asked for.
 
     Raises:
