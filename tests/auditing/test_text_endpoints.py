@@ -137,8 +137,6 @@ def test_canaries_on_a_server_of_text_alone_are_extracted_and_what_was_not_asked
     found = {group.repetitions: group for group in result.canaries}
     assert (found[1].extracted_greedy.value, found[0].extracted_greedy.value) == (1.0, 0.0)
     assert (found[1].extracted_sampled.value, found[0].extracted_sampled.value) == (1.0, 0.0)
-    assert result.one_run is None
-    assert any("no canary's likelihood is ranked" in warning for warning in result.warnings)
     assert result.incomplete == ()
     poor = TextServer([*MEMBERS, *known], budget=85)
     partial = run_audit(request(tmp_path / "poor", text_target(poor), "all", canaries=canaries), Notes())

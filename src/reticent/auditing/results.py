@@ -187,6 +187,8 @@ class CanaryResult(FiniteModel):
     repetitions: int = Field(ge=0)
     num_canaries: int = Field(ge=1)
     exposures: tuple[CanaryExposure, ...] = ()
+    exposure_by: Literal["likelihood", "choice"] = "likelihood"
+    """`choice`: from a knockout by text alone; the rank is then the most that it can be, the exposure the least."""
     extracted_greedy: Estimate | None = None
     extracted_sampled: Estimate | None = None
     """Fraction emitted verbatim in at least one of `samples_per_canary` samples."""
@@ -194,7 +196,7 @@ class CanaryResult(FiniteModel):
 
     @property
     def mean_exposure_bits(self) -> float | None:
-        """Mean exposure; log2(e) = 1.44 is expected of canaries that the model never saw."""
+        """Mean exposure; of canaries that the model never saw log2(e) = 1.44 by likelihood, at most 1 by choice."""
         if not self.exposures:
             return None
         return sum(exposure.exposure_bits for exposure in self.exposures) / len(self.exposures)

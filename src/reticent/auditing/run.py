@@ -260,10 +260,12 @@ def _canaries(request: AuditRequest, gatherer: Gatherer) -> tuple[CanaryFindings
     def signals_of(texts: Sequence[str]) -> Any:
         return gatherer.signals("canaries and candidates", target.scorer, texts)
 
-    shows_scores = not isinstance(target.scorer, TextOnlyScorer)
-    extractor = target.extractor if continuer is None else RemoteExtractor(continuer, target.template)
+    remote = None if continuer is None else RemoteExtractor(continuer, target.template)
     try:
-        found = audit_canaries(usable, signals_of if shows_scores else None, extractor, request.canary_settings)
+        if remote is not None and isinstance(target.scorer, TextOnlyScorer):
+            found = audit_canaries(usable, None, remote, request.canary_settings, remote.write)
+        else:
+            found = audit_canaries(usable, signals_of, remote or target.extractor, request.canary_settings)
     except StorageError:
         raise
     except Exception as error:  # noqa: BLE001 - the attacks' figures are there and stay

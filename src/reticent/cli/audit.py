@@ -189,7 +189,7 @@ def _print(result: "AuditResult", out: Path) -> None:
         planted = f"planted {_times(group.repetitions)}" if group.repetitions else "held out"
         console.print(
             f"{group.num_canaries} canaries ({group.kind}) {planted}: "
-            f"exposure {'-' if bits is None else f'{bits:.1f}'} bits, "
+            f"exposure {'-' if bits is None else f'{bits:.1f}'} bits{' by choice' * (group.exposure_by == 'choice')}, "
             f"extracted {_share(group.extracted_greedy)} greedily, {_share(group.extracted_sampled)} sampled",
             highlight=False,
             soft_wrap=True,

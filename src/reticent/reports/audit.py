@@ -284,7 +284,7 @@ def _canaries(result: AuditResult) -> Section:
                     "Emitted in samples",
                 ),
                 rows=tuple(_canary_row(canary) for canary in result.canaries),
-                note="Repetitions 0: canaries that were never planted; log2(e) ≈ 1.44 bits is expected of them. "
+                note=f"Repetitions 0: canaries that were never planted; {_expected_exposure(result)}. "
                 "Emitted: the share whose secret the model writes verbatim after its prefix.",
             )
         )
@@ -305,6 +305,15 @@ def _canaries(result: AuditResult) -> Section:
             )
         )
     return Section(title="Canaries", blocks=tuple(blocks))
+
+
+def _expected_exposure(result: AuditResult) -> str:
+    if any(canary.exposure_by == "choice" for canary in result.canaries):
+        return (
+            "exposure is by choice, in a knockout of text alone, and at least what is shown; of them "
+            "1 bit at most is expected (.43 where questions list eight secrets)"
+        )
+    return "log2(e) ≈ 1.44 bits is expected of them"
 
 
 def _canary_row(canary: CanaryResult) -> tuple[Cell, ...]:

@@ -2,18 +2,21 @@
 
 * Exposure ranks each canary's log-probability among those of other secrets in its own sentence.
 * Extraction asks the model to continue the canary's prefix, once greedily and `num_samples` times at random.
-* ε takes the pairs of twins: each pair's coin is guessed from which twin became more likely. It bounds the ε of
-  *exchanging* a planted canary with all its copies for its twin, which is at most twice the ε of leaving it out.
+* Where the model shows text alone, exposure is by choice, see `canaries.choice`.
+* ε takes the pairs of twins: each pair's coin is guessed from which twin became more likely, or is more exposed. It
+  bounds the ε of *exchanging* a planted canary with all its copies for its twin, which is at most twice the ε of
+  leaving it out.
 
 Canaries that were held out from training, or planted elsewhere, are recognised by their hashes where the target knows
 its members, and take no part.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from reticent.auditing.canaries.choice import OPTIONS, Write, exposure_by_choice
 from reticent.auditing.canaries.exposure import exposure
 from reticent.auditing.canaries.extraction import ExtractionTarget, Extractor
 from reticent.auditing.canaries.one_run import one_run_epsilon
@@ -83,7 +86,11 @@ def usable_canaries(
 
 
 def audit_canaries(
-    canaries: Sequence[Canary], signals_of: SignalsOf | None, extractor: Extractor | None, settings: CanarySettings
+    canaries: Sequence[Canary],
+    signals_of: SignalsOf | None,
+    extractor: Extractor | None,
+    settings: CanarySettings,
+    write: Write | None = None,
 ) -> CanaryFindings:
     """Measure canaries by kind and number of repetitions, the held-out twins as repetitions 0.
 
@@ -92,16 +99,15 @@ def audit_canaries(
         signals_of: scores texts with the target; None where it shows no log-probabilities.
         extractor: asks the target to continue prompts; None where that cannot be done.
         settings: how they are measured.
+        write: asks the target to choose, where `signals_of` is None.
     """
     warnings: list[str] = []
-    exposures, totals = _exposures(canaries, signals_of, settings) if signals_of is not None else ({}, {})
-    unscored = sum(canary.id not in totals for canary in canaries)
-    if signals_of is None:
-        warnings.append("the target shows no log-probabilities: no canary's likelihood is ranked, and ε is not bounded")
-    elif unscored:
-        warnings.append(f"{unscored} of {len(canaries)} canaries could not be scored and have no exposure")
     greedy = _find_emitted(canaries, extractor, None, settings.seed)
     sampled = _find_emitted(canaries, extractor, settings.num_samples, settings.seed)
+    exposures, totals = _exposures(canaries, signals_of, write, settings)
+    unscored = sum(canary.id not in totals for canary in canaries)
+    if unscored and signals_of is not None:
+        warnings.append(f"{unscored} of {len(canaries)} canaries could not be scored and have no exposure")
     groups: dict[tuple[str, int], list[Canary]] = {}
     for canary in canaries:
         groups.setdefault((canary.kind.value, canary.repetitions if canary.member else 0), []).append(canary)
@@ -111,6 +117,7 @@ def audit_canaries(
             repetitions=repetitions,
             num_canaries=len(group),
             exposures=tuple(exposures[canary.id] for canary in group if canary.id in exposures),
+            exposure_by="likelihood" if write is None else "choice",
             extracted_greedy=_fraction(group, greedy, settings.confidence),
             extracted_sampled=_fraction(group, sampled, settings.confidence),
             samples_per_canary=settings.num_samples if sampled else 0,
@@ -118,7 +125,13 @@ def audit_canaries(
         for (kind, repetitions), group in sorted(groups.items())
     )
     bound = _bound_from_one_run(canaries, totals, settings)
-    asked = {"greedily": greedy} | ({"at random": sampled} if settings.num_samples else {}) if extractor else {}
+    asked: dict[str, Collection[str]] = {}
+    if extractor is not None:
+        asked["continued greedily"] = greedy.keys()
+    if extractor is not None and settings.num_samples:
+        asked["continued at random"] = sampled.keys()
+    if write is not None:
+        asked["chosen among others"] = exposures.keys()
     return CanaryFindings(results, bound, tuple(warnings), tuple(_unanswered(canaries, asked)))
 
 
@@ -127,6 +140,24 @@ def _pair(canary: Canary) -> tuple[CanaryKind, int]:
 
 
 def _exposures(
+    canaries: Sequence[Canary], signals_of: SignalsOf | None, write: Write | None, settings: CanarySettings
+) -> tuple[dict[str, CanaryExposure], dict[str, float]]:
+    """Exposure of each canary, and the number that its twin's is held against, by id; those without are absent."""
+    if signals_of is not None:
+        return _exposures_by_likelihood(canaries, signals_of, settings)
+    if write is None:
+        return {}, {}
+    found: dict[str, CanaryExposure] = {}
+    for canary in canaries:
+        generator = np.random.default_rng([settings.seed, canary.pair, int(canary.member), 1])
+        tried = (exposure_by_choice(canary, write, settings.num_candidates, generator, c) for c in OPTIONS)
+        chosen = next((place for place in tried if place is not None), None)
+        if chosen is not None:
+            found[canary.id] = chosen
+    return found, {key: place.exposure_bits for key, place in found.items()}
+
+
+def _exposures_by_likelihood(
     canaries: Sequence[Canary], signals_of: SignalsOf, settings: CanarySettings
 ) -> tuple[dict[str, CanaryExposure], dict[str, float]]:
     """Exposure and log-probability of each canary that could be scored, by id."""
@@ -169,11 +200,11 @@ def _find_emitted(
     return {canary.id: count > 0 for canary, count in zip(canaries, counts, strict=True) if count is not None}
 
 
-def _unanswered(canaries: Sequence[Canary], asked: Mapping[str, Mapping[str, bool]]) -> Iterator[str]:
+def _unanswered(canaries: Sequence[Canary], asked: Mapping[str, Collection[str]]) -> Iterator[str]:
     for how, answers in asked.items():
         missing = sum(canary.id not in answers for canary in canaries)
         if missing:
-            yield f"partial result: {missing} of {len(canaries)} canaries were not continued {how}"
+            yield f"partial result: {missing} of {len(canaries)} canaries were not {how}"
 
 
 def _fraction(group: Sequence[Canary], emitted: Mapping[str, bool], confidence: float) -> Estimate | None:
@@ -187,7 +218,7 @@ def _fraction(group: Sequence[Canary], emitted: Mapping[str, bool], confidence: 
 def _bound_from_one_run(
     canaries: Sequence[Canary], totals: Mapping[str, float], settings: CanarySettings
 ) -> OneRunEpsilon | None:
-    """The one-run bound on ε; each pair's coin is guessed from which twin is more likely: the first is `...a`."""
+    """The one-run bound on ε; each coin is guessed from which twin, `...a` or `...b`, is more likely or exposed."""
     pairs: dict[tuple[CanaryKind, int], list[Canary]] = {}
     for canary in canaries:
         pairs.setdefault(_pair(canary), []).append(canary)

@@ -138,6 +138,11 @@ class RemoteExtractor:
         self._continuer = continuer
         self._before = template.text.partition(TEXT_FIELD)[0]
 
+    def write(self, prompts: Sequence[str], lengths: Sequence[int]) -> list[str | None]:
+        """See `auditing.canaries.choice.Write`; what the template puts before a text comes first."""
+        asked = [Prompt(self._before + prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+        return [None if texts is None else texts[0] for texts in self._continuer.continue_all(asked)]
+
     def count_emitted(
         self, targets: Sequence[ExtractionTarget], num_samples: int | None, seed: int
     ) -> list[int | None]:
