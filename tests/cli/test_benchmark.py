@@ -77,7 +77,7 @@ def test_the_cells_of_a_shipped_grid_are_listed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("absent.toml", "cpu, privauditor, smoke"), ("", "cpu, privauditor, smoke")]
+    ("name", "message"), [("absent.toml", "cpu, gain, privauditor, smoke"), ("", "cpu, gain, privauditor, smoke")]
 )
 def test_an_unknown_grid_lists_the_shipped_ones(tmp_path, capsys, name, message):
     assert main(["benchmark", name or str(tmp_path), "--out", str(tmp_path / "out")]) == 2

@@ -17,6 +17,7 @@ from reticent.api.progress import SilentProgress
 from reticent.api.settings import DTypeName, parse_choice
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.errors import InvalidValueError
+from reticent.guarantees import DEFAULT_GUARANTEE, Guarantee
 from reticent.pac.charging import ChargingRule
 from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism
 from reticent.protocols import Progress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from reticent.text.in_memory import TextRows
     from reticent.training.settings import LoraSettings, TrainingSettings
     from reticent.worlds.manifest import Manifest
+    from reticent.worlds.places import Capacity
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -37,7 +39,8 @@ class BuildOptions:
     """Settings of a build; every one has a default.
 
     Attributes:
-        preset: where epochs, learning rate, rank and adapted blocks stand unless given: `plain` or `stable`.
+        preset: where epochs, learning rate, rank and adapted blocks stand unless given: `plain`, `stable` or `corpus`;
+            `corpus` for that guarantee, else `plain`.
         epochs: passes over each world's records.
         batch_size: records of a world per step, about.
         learning_rate: the peak.
@@ -51,11 +54,15 @@ class BuildOptions:
         seed: public; orders records and initialises adapters.
         membership_seed: public; assigns units to worlds.
         assignment: `overlapping` worlds, or `disjoint` shards, from which nothing is released.
+        guarantee: what released tokens will hide: `realised-world`, which half of the corpus is real; or `corpus`,
+            whether a unit is in it at all.
+        places: for the corpus guarantee, places of a world: with the number of worlds the declared, public capacity.
+        unit_records: for the corpus guarantee, records of a unit that its place holds; further ones are left out.
         worlds_at_once: worlds trained in one batched pass; chosen to fit unless given.
         compile: compile training's element-wise work; where it pays unless given.
     """
 
-    preset: Preset | str = Preset.PLAIN
+    preset: Preset | str | None = None
     epochs: int | None = None
     batch_size: int = 8
     learning_rate: float | None = None
@@ -69,6 +76,9 @@ class BuildOptions:
     seed: int = 0
     membership_seed: int = 0
     assignment: Assignment | str = Assignment.OVERLAPPING
+    guarantee: Guarantee | str = DEFAULT_GUARANTEE
+    places: int | None = None
+    unit_records: int = 1
     worlds_at_once: int | None = None
     compile: bool | None = None
 
@@ -84,6 +94,11 @@ class Run:
 
     folder: Path
     manifest: "Manifest"
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee that tokens released from this run carry; None where nothing may be released."""
+        return self.manifest.guarantee
 
     @property
     def num_worlds(self) -> int:
@@ -182,7 +197,7 @@ def build_worlds(
         corpus: a path (JSONL, CSV, Parquet, text, a folder), a list of texts or records, or a `datasets.Dataset`.
         out: the run directory to make.
         model: the base: a folder, a GGUF file, a hub id, or `smollm2-135m`.
-        worlds: m, even.
+        worlds: m; even, unless the run carries the corpus guarantee.
         text_key: key or column of the text.
         unit_key: key of a record's owner; an owner's records travel together. Each record on its own unless given.
         limit: read at most this many records.
@@ -199,7 +214,8 @@ def build_worlds(
     from reticent.worlds.build import BuildRequest, build_run
 
     chosen = options or BuildOptions()
-    lora, training = _training(chosen)
+    capacity = _capacity(chosen, worlds)
+    lora, training = _training(chosen, capacity)
     request = BuildRequest(
         corpus=_open_corpus(corpus, text_key, unit_key, limit),
         model=str(model),
@@ -213,20 +229,45 @@ def build_worlds(
         membership_seed=chosen.membership_seed,
         device=chosen.device,
         assignment=parse_choice("assignment", Assignment, chosen.assignment),
+        capacity=capacity,
         compile=chosen.compile,
     )
     built = build_run(request, progress or SilentProgress(), resume=resume)
     return Run(built.folder, built.manifest)
 
 
-def _training(options: BuildOptions) -> "tuple[LoraSettings, TrainingSettings]":
+def _capacity(options: BuildOptions, worlds: int) -> "Capacity | None":
+    """The declared worlds and places; None for a run without the corpus guarantee."""
+    from reticent.worlds.places import Capacity
+
+    if parse_choice("guarantee", Guarantee, options.guarantee) is not Guarantee.CORPUS:
+        if options.places is not None or options.unit_records != 1:
+            raise InvalidValueError("places and unit_records belong to the corpus guarantee; give guarantee corpus")
+        return None
+    if options.places is None:
+        raise InvalidValueError(
+            "the corpus guarantee needs places: how many units a world may hold, declared before the corpus is looked "
+            "at; 1 is recommended where as many worlds fit as there may be units"
+        )
+    if parse_choice("assignment", Assignment, options.assignment) is not Assignment.OVERLAPPING:
+        raise InvalidValueError("assignment belongs to the realised-world guarantee; places are drawn by themselves")
+    return Capacity(worlds, options.places, options.unit_records)
+
+
+def _training(options: BuildOptions, capacity: "Capacity | None") -> "tuple[LoraSettings, TrainingSettings]":
     """The settings of training, with the preset's values where none is given."""
     from reticent._settings import readable_settings
     from reticent.training.settings import LoraSettings, TrainingSettings, worlds_that_fit
 
-    values = PRESETS[parse_choice("preset", Preset, options.preset)]
+    default = Preset.PLAIN if capacity is None else Preset.CORPUS
+    preset = default if options.preset is None else parse_choice("preset", Preset, options.preset)
+    values = PRESETS[preset]
     rank = values.rank if options.rank is None else options.rank
-    at_once = options.worlds_at_once
+    # No world has more texts to a step than slots.
+    batch_size = options.batch_size if capacity is None else min(options.batch_size, capacity.slots)
+    epochs = values.epochs if options.epochs is None else options.epochs
+    if preset is Preset.CORPUS and options.epochs is None and capacity is not None:
+        epochs = max(1, round(values.epochs * batch_size / capacity.slots))
     with readable_settings():
         lora = LoraSettings(
             rank=rank,
@@ -236,18 +277,16 @@ def _training(options: BuildOptions) -> "tuple[LoraSettings, TrainingSettings]":
                 values.num_top_layers if options.adapt_layers is None else _top_layers(options.adapt_layers)
             ),
         )
+        at_once = options.worlds_at_once
         training = TrainingSettings(
-            epochs=values.epochs if options.epochs is None else options.epochs,
-            batch_size=options.batch_size,
+            epochs=epochs,
+            batch_size=batch_size,
             learning_rate=values.learning_rate if options.learning_rate is None else options.learning_rate,
             max_tokens=options.max_tokens,
             seed=options.seed,
             dtype=options.dtype,
-            worlds_at_once=1 if at_once is None else at_once,
+            worlds_at_once=worlds_that_fit(batch_size, options.max_tokens) if at_once is None else at_once,
         )
-    if at_once is None:
-        fit = worlds_that_fit(training.batch_size, training.max_tokens)
-        training = training.model_copy(update={"worlds_at_once": fit})
     return lora, training
 
 

@@ -25,7 +25,7 @@ class FailedCellsError(ReticentError):
 def benchmark(
     grid: Annotated[
         str,
-        typer.Argument(metavar="GRID", help="A grid file (TOML), or one that comes along: smoke, cpu, privauditor."),
+        typer.Argument(metavar="GRID", help="A grid file (TOML), or one of smoke, cpu, gain, privauditor."),
     ],
     out: Annotated[
         Path,

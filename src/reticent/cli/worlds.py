@@ -10,6 +10,7 @@ import typer
 from reticent.cli.command_options import split_names, takes_options
 from reticent.cli.output import console, facts, notes, print_json
 from reticent.errors import InterruptedRunError, InvalidValueError
+from reticent.guarantees import DEFAULT_GUARANTEE, HIDES, Guarantee
 from reticent.training.presets import Preset
 from reticent.worlds.assignment import Assignment
 
@@ -54,14 +55,35 @@ class BuildCommand:
     ]
     out: Annotated[Path, typer.Option(help="The run directory to make.")]
     model: BaseName = "smollm2-135m"
-    worlds: Annotated[int, typer.Option(help="Number of worlds m; even.")] = 128
+    worlds: Annotated[int, typer.Option(help="Number of worlds m; even, but for --guarantee corpus.")] = 128
+    guarantee: Annotated[
+        Guarantee,
+        typer.Option(
+            help="What released tokens hide: realised-world, which half of the corpus a record is in; corpus, whether "
+            "it is in the corpus at all."
+        ),
+    ] = DEFAULT_GUARANTEE
+    places: Annotated[
+        int | None,
+        typer.Option(
+            help="For --guarantee corpus: units a world may hold, declared without looking at the corpus; 1 is "
+            "recommended where that many worlds fit."
+        ),
+    ] = None
+    unit_records: Annotated[
+        int, typer.Option(help="For --guarantee corpus: records of a unit that its place holds; more are left out.")
+    ] = 1
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text"
     unit_key: UnitKey = None
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None
     max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256
     preset: Annotated[
-        Preset, typer.Option(help="Where epochs, learning-rate, rank and adapt-layers stand unless given.")
-    ] = Preset.PLAIN
+        Preset | None,
+        typer.Option(
+            help="Where epochs, learning-rate, rank and adapt-layers stand unless given: plain, or corpus for "
+            "--guarantee corpus."
+        ),
+    ] = None
     epochs: Annotated[int | None, typer.Option(help="Passes over each world's records; plain: 1.")] = None
     batch_size: Annotated[int, typer.Option(help="Records of a world per step, about.")] = 8
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate; plain: 3e-4.")] = None
@@ -112,6 +134,9 @@ class BuildCommand:
             seed=self.seed,
             membership_seed=self.membership_seed,
             assignment=self.assignment,
+            guarantee=self.guarantee,
+            places=self.places,
+            unit_records=self.unit_records,
             worlds_at_once=self.worlds_at_once,
             compile=self.compile,
         )
@@ -217,8 +242,13 @@ def import_(
 _MEMBERSHIP = {
     Assignment.OVERLAPPING: "each unit in half of the worlds, prior 50 %",
     Assignment.DISJOINT: "each unit in one of disjoint shards; nothing is released from them",
+    Assignment.PLACES: "each unit in a place of its own, drawn in secret",
     Assignment.UNKNOWN: "no prior known: nobody said who is in which world; nothing is released from them",
 }
+
+
+def _describe_guarantee(guarantee: Guarantee | None) -> str:
+    return "none" if guarantee is None else f"{guarantee}: hides {HIDES[guarantee]}"
 
 
 def _print_manifest(folder: Path, manifest: "Manifest", as_json: bool) -> None:
@@ -231,9 +261,17 @@ def _print_manifest(folder: Path, manifest: "Manifest", as_json: bool) -> None:
         "run": str(folder),
         "worlds": str(manifest.num_worlds),
         "membership": _MEMBERSHIP[manifest.assignment],
+        "guarantee": "none"
+        if manifest.guarantee is None
+        else f"{manifest.guarantee}: hides {HIDES[manifest.guarantee]}",
         "base": f"{manifest.base.name} ({manifest.base.class_name}, {manifest.base.content_hash[:12]})",
         "adapters": f"LoRA rank {lora.rank} on {', '.join(lora.target_modules)} of {layers}",
     }
+    if (capacity := manifest.capacity) is not None:
+        rows["places"] = (
+            f"{capacity.places} a world, for {capacity.num_places:,} units of up to {capacity.records} record(s); this "
+            "is public, what follows is the operator's"
+        )
     if corpus is not None:
         rows["records"] = f"{corpus.num_records:,} in {corpus.num_units:,} units, {corpus.num_tokens:,} tokens"
         rows["left out, cut, merged"] = (

@@ -74,7 +74,7 @@ class Units:
 
     Attributes:
         unit_of_record: int64[records]; units are numbered from 0 in order of their first record.
-        num_units: the number of units, at least 2.
+        num_units: the number of units.
         merged: how many units disappeared into another because texts in both are near-duplicates.
         merged_once_cut: how many of these because of texts that are near-duplicates only as they are trained on, cut.
     """
@@ -184,6 +184,14 @@ def group_units(
     unit_of_record = np.array(numbers, dtype=np.int64)
     unit_of_record.flags.writeable = False
     return Units(unit_of_record, num_units, merged, num_whole - num_units)
+
+
+def name_units(records: Sequence[TextRecord]) -> Units:
+    """Partition records into units by name alone: near-duplicates stay apart, so that no unit can move another."""
+    numbers: dict[str, int] = {}
+    unit_of_record = np.array([numbers.setdefault(record.unit, len(numbers)) for record in records], dtype=np.int64)
+    unit_of_record.flags.writeable = False
+    return Units(unit_of_record, len(numbers), merged=0)
 
 
 def grouping_notes(corpus: Corpus, units: Units) -> list[str]:

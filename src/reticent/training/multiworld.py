@@ -27,7 +27,7 @@ from reticent.models.compiled import fused_training
 from reticent.text.tokenise import EncodedTexts
 from reticent.training.checkpoint import TrainingCheckpoint
 from reticent.training.loss import chunked_cross_entropy
-from reticent.training.schedule import Schedule, learning_rate_at
+from reticent.training.schedule import StepSchedule, learning_rate_at
 from reticent.training.settings import LoraSettings, TrainingSettings, records_that_fit
 from reticent.training.trunk import FrozenTrunk
 
@@ -84,7 +84,7 @@ class MultiWorldTrainer:
 
     def train(
         self,
-        schedule: Schedule,
+        schedule: StepSchedule,
         worlds: slice,
         checkpoint: TrainingCheckpoint,
         on_tokens: Callable[[int], None],
@@ -104,7 +104,7 @@ class MultiWorldTrainer:
         Raises:
             TrainingError: the loss or the gradient of a world is not finite.
         """
-        num_worlds = len(range(*worlds.indices(schedule.members.shape[1])))
+        num_worlds = len(range(schedule.num_worlds)[worlds])
         device = self._decoder.architecture.device
         adapters = self.initial_adapters(num_worlds).to(torch.float32, device)
         parameters = [*adapters.down.values(), *adapters.up.values()]
@@ -114,7 +114,7 @@ class MultiWorldTrainer:
         totals = torch.zeros(2, num_worlds, dtype=torch.float64)
         first_step = checkpoint.restore(parameters, optimiser, totals)
         if first_step:
-            on_tokens(sum(int(self._num_targets(schedule.batch(step, worlds)).sum()) for step in range(first_step)))
+            on_tokens(sum(self._tokens_of_step(schedule.batch(step, worlds)) for step in range(first_step)))
         for step in range(first_step, schedule.num_steps):
             if step % schedule.steps_per_epoch == 0:
                 totals.zero_()
@@ -123,9 +123,7 @@ class MultiWorldTrainer:
             with fused_training(fuse):
                 num_tokens = self._accumulate(schedule.batch(step, worlds), adapters, totals)
             norm_G = _gradient_norms(adapters)
-            broken_G = ~(totals[0].isfinite() & norm_G.isfinite().cpu())
-            if broken_G.any():
-                raise self._non_finite_error(schedule, worlds, int(broken_G.int().argmax()), step)
+            self._after_gradients(schedule, worlds, step, totals[0].isfinite() & norm_G.isfinite().cpu())
             _clip_each_world(adapters, norm_G)
             optimiser.step()
             checkpoint.save_if_due(step + 1, parameters, optimiser, totals)
@@ -133,18 +131,18 @@ class MultiWorldTrainer:
         for parameter in parameters:
             parameter.requires_grad_(False)
         dtype = self._decoder.architecture.dtype
-        return TrainedWorlds(adapters.to(dtype, torch.device("cpu")), (totals[0] / totals[1]).numpy())
+        return TrainedWorlds(self._finish(adapters).to(dtype, torch.device("cpu")), (totals[0] / totals[1]).numpy())
 
     def _accumulate(self, records_GB: NDArray[np.int64], adapters: StackedAdapters, totals: Tensor) -> int:
         """Leave a step's gradients; adds each world's summed loss and tokens to `totals`; returns the token count."""
         targets_GB = self._num_targets(records_GB)
         count_G = targets_GB.sum(1)
         num_worlds, num_records = records_GB.shape
-        at_once = records_that_fit(num_worlds, int(targets_GB.max()), self._training.batch_size)
+        at_once = records_that_fit(num_worlds, self._longest(targets_GB), self._training.batch_size)
         for part_GB in np.array_split(records_GB, math.ceil(num_records / at_once), axis=1):
             self._accumulate_part(part_GB, count_G, adapters, totals[0])
         totals[1] += torch.from_numpy(count_G)
-        return int(count_G.sum())
+        return self._tokens_of_step(records_GB)
 
     def _accumulate_part(
         self, records_GB: NDArray[np.int64], count_G: NDArray[np.int64], adapters: StackedAdapters, nats_G: Tensor
@@ -177,8 +175,25 @@ class MultiWorldTrainer:
         loss.backward()  # type: ignore[no-untyped-call]
         nats_G.index_add_(0, torch.from_numpy(world_of_row), losses.double().cpu())
 
-    def _non_finite_error(self, schedule: Schedule, worlds: slice, row: int, step: int) -> TrainingError:
-        num_worlds = schedule.members.shape[1]
+    def _after_gradients(self, schedule: StepSchedule, worlds: slice, step: int, is_finite_G: Tensor) -> None:
+        """Stop where the loss or the gradient of a world is not finite."""
+        if not is_finite_G.all():
+            raise self._non_finite_error(schedule, worlds, int((~is_finite_G).int().argmax()), step)
+
+    def _finish(self, adapters: StackedAdapters) -> StackedAdapters:
+        """The adapters as they are kept."""
+        return adapters
+
+    def _longest(self, targets_GB: NDArray[np.int64]) -> int:
+        """Positions that a pass over these records has."""
+        return int(targets_GB.max())
+
+    def _tokens_of_step(self, records_GB: NDArray[np.int64]) -> int:
+        """Tokens that a step over these records is reported as."""
+        return int(self._num_targets(records_GB).sum())
+
+    def _non_finite_error(self, schedule: StepSchedule, worlds: slice, row: int, step: int) -> TrainingError:
+        num_worlds = schedule.num_worlds
         whose = f"world {range(num_worlds)[worlds][row]}" if num_worlds > 1 else "the adapter on all records"
         return TrainingError(
             f"the loss or its gradient is not finite for {whose} in step {step + 1} of {schedule.num_steps} at "

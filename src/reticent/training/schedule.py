@@ -6,12 +6,36 @@ same time, which keeps worlds alike where their data is alike.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 _ORDER_STREAM = 1
 _WARMUP_SHARE = 0.05
+
+
+class StepSchedule(Protocol):
+    """The records that worlds take, step by step."""
+
+    @property
+    def num_worlds(self) -> int:
+        """The number of worlds."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps over all epochs."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one epoch."""
+        ...
+
+    def batch(self, step: int, worlds: slice) -> NDArray[np.int64]:
+        """Record numbers that each of some worlds takes in a step, int64[G, B]; −1 where it takes none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +55,11 @@ class Schedule:
     epochs: int
     seed: int
     steps_per_epoch: int
+
+    @property
+    def num_worlds(self) -> int:
+        """The number of worlds."""
+        return int(self.members.shape[1])
 
     @property
     def num_steps(self) -> int:

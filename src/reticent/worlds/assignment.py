@@ -18,12 +18,14 @@ Only the raw 64-bit stream of Philox is used, which NumPy keeps stable across ve
 """
 
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent.errors import InvalidValueError
+from reticent.guarantees import Guarantee
 
 _ROWS_AT_ONCE = 16_384
 
@@ -31,13 +33,19 @@ _ROWS_AT_ONCE = 16_384
 class Assignment(StrEnum):
     """A rule that gives units to worlds.
 
+    `PLACES` is drawn once from the operating system, see `worlds.places`; it is what the corpus guarantee needs.
     `UNKNOWN` is for adapters made elsewhere that nobody said this of. Without it no prior is known, so nothing is
     promised and nothing released.
     """
 
     OVERLAPPING = "overlapping"
     DISJOINT = "disjoint"
+    PLACES = "places"
     UNKNOWN = "unknown"
+
+
+GUARANTEES: Final = {Assignment.OVERLAPPING: Guarantee.REALISED_WORLD, Assignment.PLACES: Guarantee.CORPUS}
+"""The guarantee that worlds of each assignment carry; the others carry none."""
 
 
 def assign_units(assignment: Assignment, num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:
@@ -50,7 +58,7 @@ def assign_units(assignment: Assignment, num_units: int, num_worlds: int, seed: 
         return membership_matrix(num_units, num_worlds, seed)
     if assignment is Assignment.DISJOINT:
         return shard_matrix(num_units, num_worlds, seed)
-    raise InvalidValueError(f"units cannot be assign_units as {assignment}; build overlapping or disjoint worlds")
+    raise InvalidValueError(f"no seed assigns units to {assignment} worlds; build overlapping or disjoint ones")
 
 
 def membership_matrix(num_units: int, num_worlds: int, seed: int) -> NDArray[np.bool_]:

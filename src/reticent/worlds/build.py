@@ -16,33 +16,37 @@ from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent._work_folder import WorkFolder
+from reticent.errors import CorpusError, InvalidValueError
 from reticent.layers.adapters import StackedAdapters
-from reticent.layers.forward import BatchedDecoder, batched_decoder
+from reticent.layers.forward import batched_decoder
 from reticent.models.base import BaseModelRecord, LanguageModel, resolve_base_model, usable_device
 from reticent.protocols import Progress
-from reticent.text.corpus import Corpus, Units, corpus_hash, group_units, grouping_notes, read_corpus, units_hash
-from reticent.text.tokenise import EncodedTexts, decode_texts, encode_texts
+from reticent.text.corpus import (
+    Corpus,
+    Units,
+    corpus_hash,
+    group_units,
+    grouping_notes,
+    name_units,
+    read_corpus,
+    units_hash,
+)
+from reticent.text.tokenise import decode_texts, encode_texts
 from reticent.training.checkpoint import TrainingCheckpoint
 from reticent.training.compilation import confirm_fusing, decide_fusing
 from reticent.training.multiworld import MultiWorldTrainer, TrainedWorlds
-from reticent.training.schedule import Schedule, make_schedule
+from reticent.training.schedule import StepSchedule
 from reticent.training.settings import LoraSettings, TrainingSettings
-from reticent.worlds.assignment import Assignment, assign_units
+from reticent.worlds.assignment import Assignment
+from reticent.worlds.layout import PlacesLayout, SeededLayout, TrainingInputs, WorldLayout
 from reticent.worlds.manifest import (
     FULL_NAME,
     MANIFEST_NAME,
-    MEMBERSHIP_NAME,
     WORLDS_NAME,
     CorpusRecord,
 )
-from reticent.worlds.run_directory import (
-    Membership,
-    RunDirectory,
-    read_adapters,
-    write_adapters,
-    write_manifest,
-    write_membership,
-)
+from reticent.worlds.places import Capacity
+from reticent.worlds.run_directory import RunDirectory, read_adapters, write_adapters, write_manifest
 
 _COMPILED = "compiled"
 """Where an unfinished build keeps whether it is compiled: a choice that depends on the machine at its first start."""
@@ -59,7 +63,8 @@ class BuildRequest:
         num_worlds: m. membership_seed: public; assigns units to worlds.
         lora, training: what each adapter is and how it is trained.
         device: where to train.
-        assignment: overlapping worlds, or disjoint shards.
+        assignment: overlapping worlds, or disjoint shards; neither where there are places.
+        capacity: worlds and places, for a run that carries the corpus guarantee.
         compile: whether to compile training's element-wise work; None to do it where it pays. A build that is resumed
             keeps the choice it was begun with.
     """
@@ -76,6 +81,7 @@ class BuildRequest:
     membership_seed: int = 0
     device: str = "cpu"
     assignment: Assignment = Assignment.OVERLAPPING
+    capacity: Capacity | None = None
     compile: bool | None = None
 
 
@@ -89,7 +95,10 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
         TrainingError: a loss or gradient is not finite.
         StorageError: the disk is full; free some space and resume.
     """
-    _validate.num_worlds(request.num_worlds)
+    if request.capacity is None:
+        _validate.num_worlds(request.num_worlds)
+    elif request.capacity.num_worlds != request.num_worlds:
+        raise InvalidValueError(f"{request.num_worlds} worlds, and places for {request.capacity.num_worlds}")
     device = usable_device(request.device)
     _folder(request).check_free(resume)
     corpus = _read_corpus(request)
@@ -105,66 +114,63 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
     )
     if texts.num_truncated:
         progress.note(f"{texts.num_truncated} of {len(texts)} records are longer than {max_tokens} tokens and were cut")
-    units = group_units(corpus.records, texts_as_trained=decode_texts(tokenizer, texts.sequences))
-    for note in grouping_notes(corpus, units):
-        progress.note(note)
-    return _Build(request, progress, corpus, units, base, decoder, texts).run()
+    units = _units(request, corpus, decode_texts(tokenizer, texts.sequences), progress)
+    inputs = TrainingInputs(decoder, texts, units, _record_hashes(corpus), max_tokens, request.lora, request.training)
+    return _Build(request, progress, corpus, base, inputs).run()
 
 
 class _Build:
     def __init__(
-        self,
-        request: BuildRequest,
-        progress: Progress,
-        corpus: Corpus,
-        units: Units,
-        base: LanguageModel,
-        decoder: BatchedDecoder,
-        texts: EncodedTexts,
+        self, request: BuildRequest, progress: Progress, corpus: Corpus, base: LanguageModel, inputs: TrainingInputs
     ) -> None:
         self._request = request
         self._progress = progress
-        self._base = base
-        self._architecture = decoder.architecture
-        self._texts = texts
-        self._membership = Membership(
-            assign_units(request.assignment, units.num_units, request.num_worlds, request.membership_seed),
-            units.unit_of_record,
-            _record_hashes(corpus),
+        self._inputs = inputs
+        self._architecture = inputs.decoder.architecture
+        self._layout: WorldLayout = (
+            SeededLayout(inputs, request.assignment, request.num_worlds, request.membership_seed)
+            if request.capacity is None
+            else PlacesLayout(inputs, request.capacity)
         )
+        units = inputs.units
         self._corpus_record = CorpusRecord(
             num_records=len(corpus.records),
             num_units=units.num_units,
             num_merged_units=units.merged,
             num_merged_once_cut=units.merged_once_cut,
             num_respelled_units=corpus.respelled_units,
-            num_truncated=texts.num_truncated,
+            num_truncated=inputs.texts.num_truncated,
             num_skipped_blank=corpus.skipped_blank,
-            num_tokens=len(texts.tokens),
+            num_tokens=len(inputs.texts.tokens),
             corpus_hash=corpus_hash(corpus.records),
             units_hash=units_hash(units),
         )
-        self._base_record = BaseModelRecord.of(base, decoder.architecture.class_name)
+        self._base_record = BaseModelRecord.of(base, self._architecture.class_name)
         self._folder = _folder(request)
         self._work = self._folder.working_files
-        self._trainer = MultiWorldTrainer(decoder, texts, request.lora, request.training, self._work / "trunk.scratch")
 
     def run(self) -> RunDirectory:
         if self._folder.is_finished:
             return self._open_finished()
-        worlds_schedule = self._schedule(self._membership.record_members)
-        full_schedule = self._schedule(np.ones((len(self._texts), 1), dtype=np.bool_))
-        num_targets = self._num_targets(worlds_schedule) + self._num_targets(full_schedule)
-        fuse = self._begin(num_targets * self._trainer.flop_per_token)
-        groups = self._groups()
-        trunk = self._trainer.trunk
-        if trunk.num_tokens:
-            self._progress.begin("lower layers", trunk.num_tokens)
-            trunk.compute(self._progress.advance)
+        inputs, layout = self._inputs, self._layout
+        full_trainer = inputs.trainer(self._work / "trunk.scratch")
+        full_schedule = inputs.schedule(np.ones((len(inputs.texts), 1), dtype=np.bool_))
+        full_targets = inputs.num_targets(full_schedule)
+        num_targets = layout.num_targets() + full_targets
+        fuse = self._begin(num_targets * full_trainer.flop_per_token)
+        trainer, schedule = layout.begin(self._work, full_trainer)
+        trunks = dict.fromkeys((trainer.trunk, full_trainer.trunk))
+        if trunk_tokens := sum(trunk.num_tokens for trunk in trunks):
+            self._progress.begin("lower layers", trunk_tokens)
+            for trunk in trunks:
+                trunk.compute(self._progress.advance)
         self._progress.begin("adapters", num_targets)
-        parts = [self._train(f"worlds-{group.start:05d}", worlds_schedule, group, fuse) for group in groups]
-        full = self._train("full", full_schedule, slice(0, 1), fuse)
-        write_membership(self._request.out / MEMBERSHIP_NAME, self._membership)
+        parts = [
+            self._train(f"worlds-{group.start:05d}", trainer, schedule, group, layout.num_targets(group), fuse)
+            for group in self._groups()
+        ]
+        full = self._train("full", full_trainer, full_schedule, slice(0, 1), full_targets, fuse)
+        layout.write(self._request.out)
         write_adapters(self._request.out / WORLDS_NAME, concatenate_worlds(parts))
         write_adapters(self._request.out / FULL_NAME, full)
         write_manifest(
@@ -174,11 +180,10 @@ class _Build:
             lora=self._request.lora,
             corpus=self._corpus_record,
             training=self._request.training,
-            membership_seed=self._request.membership_seed,
-            assignment=self._request.assignment,
+            **layout.identity(),
         )
         self._folder.tidy()
-        return RunDirectory.open(self._request.out, [self._request.assignment])
+        return RunDirectory.open(self._request.out, None)
 
     def _begin(self, flop: int) -> bool:
         """Write the request down, or check that the build was begun with the same; returns whether to compile."""
@@ -203,8 +208,7 @@ class _Build:
         """All that the adapters depend on, under the names that the manifest has for it."""
         return {
             "num_worlds": self._request.num_worlds,
-            "membership_seed": self._request.membership_seed,
-            "assignment": self._request.assignment.value,
+            **self._layout.identity(),
             "base": self._base_record.model_dump(mode="json"),
             "corpus": self._corpus_record.model_dump(mode="json"),
             "lora": self._request.lora.model_dump(mode="json"),
@@ -216,22 +220,22 @@ class _Build:
         count = self._request.num_worlds
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
-    def _schedule(self, members: NDArray[np.bool_]) -> Schedule:
-        training = self._request.training
-        return make_schedule(members, training.batch_size, training.epochs, training.seed)
-
-    def _num_targets(self, schedule: Schedule, worlds: slice = slice(None)) -> int:
-        held = schedule.members[:, worlds].sum(1)
-        return int(held @ (self._texts.lengths - 1)) * schedule.epochs
-
-    def _train(self, name: str, schedule: Schedule, worlds: slice, fuse: bool) -> StackedAdapters:
+    def _train(
+        self,
+        name: str,
+        trainer: MultiWorldTrainer,
+        schedule: StepSchedule,
+        worlds: slice,
+        num_targets: int,
+        fuse: bool,
+    ) -> StackedAdapters:
         """The adapters of one group: read if an earlier run finished them, trained otherwise."""
         finished = self._work / f"{name}.safetensors"
         if finished.is_file():
-            self._progress.advance(self._num_targets(schedule, worlds))
+            self._progress.advance(num_targets)
             return read_adapters(finished, self._request.lora.alpha)
         checkpoint = TrainingCheckpoint(self._work / f"{name}.checkpoint")
-        trained: TrainedWorlds = self._trainer.train(schedule, worlds, checkpoint, self._progress.advance, fuse=fuse)
+        trained: TrainedWorlds = trainer.train(schedule, worlds, checkpoint, self._progress.advance, fuse=fuse)
         write_adapters(finished, trained.adapters)
         checkpoint.path.unlink(missing_ok=True)
         return trained.adapters
@@ -251,6 +255,30 @@ def _read_corpus(request: BuildRequest) -> Corpus:
     if isinstance(request.corpus, Corpus):
         return request.corpus
     return read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
+
+
+def _units(request: BuildRequest, corpus: Corpus, texts_as_trained: list[str], progress: Progress) -> Units:
+    """The privacy units: near-duplicates merged, or, where worlds are isolated, only reported."""
+    if request.capacity is None:
+        units = group_units(corpus.records, texts_as_trained=texts_as_trained)
+        for note in grouping_notes(corpus, units):
+            progress.note(note)
+        return units
+    units = name_units(corpus.records)
+    if merged := _count_near_duplicates(corpus, texts_as_trained):
+        progress.note(
+            f"{merged} units have texts that are near-duplicates of others'. They stay apart, as each is protected "
+            "under its own name; where they are one person's, name that person with --unit-key"
+        )
+    return units
+
+
+def _count_near_duplicates(corpus: Corpus, texts_as_trained: list[str]) -> int:
+    try:
+        return group_units(corpus.records, texts_as_trained=texts_as_trained).merged
+    except CorpusError:
+        # All records make one unit.
+        return len({record.unit for record in corpus.records}) - 1
 
 
 def _folder(request: BuildRequest) -> WorkFolder:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -10,9 +10,11 @@ from reticent._files import refuse_undecodable
 from reticent._records import check_schema
 from reticent._settings import FrozenModel
 from reticent.errors import RunDirectoryError
+from reticent.guarantees import Guarantee
 from reticent.models.base import BaseModelRecord
 from reticent.training.settings import LoraSettings, TrainingSettings
-from reticent.worlds.assignment import Assignment
+from reticent.worlds.assignment import GUARANTEES, Assignment
+from reticent.worlds.places import PLACES_NAME, Capacity
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -40,34 +42,57 @@ class Manifest(FrozenModel):
     """Everything needed to tell what a run is, and the hashes of its files.
 
     `corpus`, `training` and `membership_seed` are absent from a run imported from PEFT folders. Where no file says who
-    is in which world, the assignment is unknown, whatever else was written.
+    is in which world, the assignment is unknown, whatever else was written. A run with places has the number of a
+    world's places and of a unit's records in each, and any number of worlds; others have an even one.
     """
 
     schema_version: int = Field(strict=True, ge=1)
     created: str
-    num_worlds: int = Field(ge=2, multiple_of=2)
+    num_worlds: int = Field(ge=1)
     base: BaseModelRecord
     lora: LoraSettings
     corpus: CorpusRecord | None = None
     training: TrainingSettings | None = None
     membership_seed: int | None = None
     assignment: Assignment = Assignment.OVERLAPPING
+    places: int | None = Field(default=None, ge=1)
+    unit_records: int | None = Field(default=None, ge=1)
     versions: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str]
 
     @model_validator(mode="before")
     @classmethod
     def _check_unknown_has_no_membership(cls, content: Any) -> Any:
-        if isinstance(content, dict) and MEMBERSHIP_NAME not in content.get("files", {}):
+        if isinstance(content, dict) and not {MEMBERSHIP_NAME, PLACES_NAME} & content.get("files", {}).keys():
             return content | {"assignment": Assignment.UNKNOWN}
         return content
 
     @field_validator("files")
     @classmethod
     def _check_files_of_a_run(cls, files: dict[str, str]) -> dict[str, str]:
-        if WORLDS_NAME not in files or files.keys() - {WORLDS_NAME, FULL_NAME, MEMBERSHIP_NAME}:
-            raise ValueError(f"a run has {WORLDS_NAME}, and may have {FULL_NAME} and {MEMBERSHIP_NAME}")
+        if WORLDS_NAME not in files or files.keys() - {WORLDS_NAME, FULL_NAME, MEMBERSHIP_NAME, PLACES_NAME}:
+            raise ValueError(f"a run has {WORLDS_NAME}, and may have {FULL_NAME}, {MEMBERSHIP_NAME} or {PLACES_NAME}")
         return files
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        if (self.assignment is Assignment.PLACES) != (self.capacity is not None):
+            raise ValueError("a run has places, and says how many, or it has neither")
+        if self.capacity is None and (self.num_worlds < 2 or self.num_worlds % 2):
+            raise ValueError("a run without places has an even number of worlds")
+        return self
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """The declared worlds and places; None for a run without places."""
+        if self.places is None or self.unit_records is None:
+            return None
+        return Capacity(self.num_worlds, self.places, self.unit_records)
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee that the worlds carry; None where nothing may be released from them."""
+        return GUARANTEES.get(self.assignment)
 
 
 def read_manifest(folder: Path) -> Manifest:

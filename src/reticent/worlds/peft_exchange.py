@@ -26,6 +26,7 @@ from reticent.training.settings import LoraSettings
 from reticent.worlds.assignment import Assignment
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME, WORLDS_NAME
 from reticent.worlds.peft_config import CONFIG_NAME, read_config
+from reticent.worlds.places import PLACES_NAME, Capacity, placement_of, write_placement
 from reticent.worlds.run_directory import (
     Membership,
     RunDirectory,
@@ -95,6 +96,8 @@ def export_world(run: RunDirectory, world: int | None, out: Path, model: str | N
             world=world,
             num_worlds=run.manifest.num_worlds,
             assignment=run.manifest.assignment,
+            places=run.manifest.places,
+            unit_records=run.manifest.unit_records,
             num_units=len(members),
             units=tuple(np.flatnonzero(members[:, world]).tolist()),
             weights=sha256_of_file(out / ADAPTER_WEIGHTS_NAME),
@@ -113,7 +116,8 @@ def import_worlds(
     """Make a run from m PEFT LoRA folders, world j from the j-th.
 
     Args:
-        folders: an even number of PEFT folders with the same rank, alpha and modules.
+        folders: PEFT folders with the same rank, alpha and modules; an even number, unless they say that they are the
+            worlds of a run with places.
         model: the base they sit on.
         out: the run directory to make.
         membership: an .npz file with `members`, bool[units, m] with m/2 true a row. Without it, and without what
@@ -128,13 +132,16 @@ def import_worlds(
             not fit the base, or the folders are worlds of different runs or not all of one.
         OutputExistsError: `out` exists. After any of these nothing was written.
     """
-    _validate.num_worlds(len(folders))
+    if not folders:
+        _validate.num_worlds(0)
     base = resolve_base_model(model)
     architecture = batched_decoder(base.load()).architecture
     read = [_read_folder(folder) for folder in folders]
     worlds = _stack_adapters(read)
     _check_fit(architecture, worlds)
-    assignment, members = _membership(read, membership)
+    assignment, members, capacity = _membership(read, membership)
+    if capacity is None:
+        _validate.num_worlds(len(folders))
     full_adapter = None if full is None else _read_folder(full)
     on_all = None if full_adapter is None else _stack_adapters([read[0], full_adapter]).one(1)
     if note is not None:
@@ -144,7 +151,9 @@ def import_worlds(
     write_adapters(out / WORLDS_NAME, worlds)
     if on_all is not None:
         write_adapters(out / FULL_NAME, on_all)
-    if members is not None:
+    if members is not None and capacity is not None:
+        write_placement(out / PLACES_NAME, placement_of(capacity, members.members), members.record_hashes)
+    elif members is not None:
         write_membership(out / MEMBERSHIP_NAME, members)
     write_manifest(
         out,
@@ -156,6 +165,8 @@ def import_worlds(
             target_modules=tuple(sorted({path.rpartition(".")[2] for path in worlds.down})),
         ),
         assignment=assignment,
+        places=None if capacity is None else capacity.places,
+        unit_records=None if capacity is None else capacity.records,
     )
     atomic_write_bytes(out / "imported.json", json.dumps([str(folder) for folder in folders], indent=2).encode())
     return RunDirectory.open(out, None)
@@ -221,16 +232,19 @@ def _is_same_base(name: str, base: LanguageModel) -> bool:
         return False
 
 
-def _membership(adapters: Sequence[_Adapter], given: Path | None) -> tuple[Assignment, Membership | None]:
-    """Find the assignment and the membership: from the folders' records, or from a file."""
+def _membership(
+    adapters: Sequence[_Adapter], given: Path | None
+) -> tuple[Assignment, Membership | None, Capacity | None]:
+    """Find the assignment, the membership and the places: from the folders' records, or from a file."""
     known = join_memberships([adapter.folder for adapter in adapters], [adapter.record for adapter in adapters])
     members = None if given is None else _read_members(given, len(adapters))
     if known is None:
-        return (Assignment.UNKNOWN, None) if members is None else (Assignment.OVERLAPPING, _anonymous(members))
-    assignment, recorded = known
+        found = None if members is None else _anonymous(members)
+        return Assignment.UNKNOWN if found is None else Assignment.OVERLAPPING, found, None
+    assignment, recorded, capacity = known
     if members is not None and not np.array_equal(members, recorded):
         raise InvalidValueError(f"membership {given} is not what the folders say; leave it out, and theirs is taken")
-    return assignment, _anonymous(recorded)
+    return assignment, _anonymous(recorded), capacity
 
 
 def _stack_adapters(adapters: Sequence[_Adapter]) -> StackedAdapters:

@@ -2,6 +2,7 @@
 
     manifest.json        what the run is, and the SHA-256 of every file below; written last, so a run has it or is not
     membership.npz       membership bool[units, m], unit_of_record int64[records], record_hashes uint8[records, 32]
+    places.npz           in its stead where the run carries the corpus guarantee: who is where, see `worlds.places`
     worlds.safetensors   for each adapted module `PATH.lora_A` [m, r, in] and `PATH.lora_B` [m, out, r]
     full.safetensors     the same with m = 1: one adapter on all records, the ceiling without privacy
     training/            what an interrupted build resumes from
@@ -41,6 +42,7 @@ from reticent.worlds.manifest import (
     Manifest,
     read_manifest,
 )
+from reticent.worlds.places import PLACES_NAME, read_placement
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ class RunDirectory:
                     "import its adapters again with --membership"
                 )
             needed = " or ".join(sorted(accepted))
+            if manifest.assignment is Assignment.PLACES:
+                raise RunDirectoryError(
+                    f"{folder} carries the corpus guarantee, and {needed} worlds are needed here; build a run without "
+                    "--guarantee corpus"
+                )
             raise RunDirectoryError(
                 f"{folder} holds {manifest.assignment} worlds and {needed} ones are needed here; "
                 f"build a run with --assignment {needed}"
@@ -118,10 +125,23 @@ class RunDirectory:
         Raises:
             RunDirectoryError: the run was imported without its membership.
         """
+        if self.manifest.capacity is not None:
+            placement, hashes = read_placement(self.folder / PLACES_NAME, self.manifest.capacity)
+            return Membership(placement.members, placement.unit_of_record, hashes)
         if MEMBERSHIP_NAME not in self.manifest.files:
             raise RunDirectoryError(f"{self.folder} does not say who is in which world; it was imported without")
         with np.load(self.folder / MEMBERSHIP_NAME) as arrays:
             return Membership(arrays["members"], arrays["unit_of_record"], arrays["record_hashes"])
+
+    def occupied(self) -> NDArray[np.bool_]:
+        """True for each world of a run with places that holds a unit, bool[m]. Private to the operator.
+
+        Raises:
+            RunDirectoryError: the run has no places, or the file is damaged.
+        """
+        if self.manifest.capacity is None:
+            raise RunDirectoryError(f"{self.folder} has no places; build a run with --guarantee corpus")
+        return read_placement(self.folder / PLACES_NAME, self.manifest.capacity)[0].occupied
 
     def refuse_not_finite(self) -> None:
         """Check that every number of every adapter is finite.
@@ -211,7 +231,7 @@ def write_membership(path: Path, membership: Membership) -> None:
 
 def write_manifest(folder: Path, **content: Any) -> Manifest:
     """Hash the files of a run and write its manifest, which makes the run complete."""
-    names = [name for name in (MEMBERSHIP_NAME, WORLDS_NAME, FULL_NAME) if (folder / name).is_file()]
+    names = [name for name in (MEMBERSHIP_NAME, PLACES_NAME, WORLDS_NAME, FULL_NAME) if (folder / name).is_file()]
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -17,6 +17,7 @@ from reticent._records import check_schema
 from reticent._settings import FrozenModel
 from reticent.errors import RunDirectoryError
 from reticent.worlds.assignment import Assignment
+from reticent.worlds.places import Capacity
 
 RECORD_NAME = "reticent_world.json"
 SCHEMA_VERSION = 1
@@ -30,6 +31,7 @@ class WorldRecord(FrozenModel):
         world: which of its worlds.
         num_worlds: how many it has.
         assignment: how its units were given to worlds.
+        places, unit_records: for a run with places, those of a world, and a unit's records in each.
         num_units: how many privacy units it has.
         units: those that this world holds, by number.
         weights: SHA-256 of the adapter's weight file that the record is about.
@@ -38,11 +40,20 @@ class WorldRecord(FrozenModel):
     schema_version: int = Field(strict=True, ge=1)
     run: str
     world: int = Field(ge=0)
-    num_worlds: int = Field(ge=2, multiple_of=2)
+    num_worlds: int = Field(ge=1)
     assignment: Assignment
+    places: int | None = Field(default=None, ge=1)
+    unit_records: int | None = Field(default=None, ge=1)
     num_units: int = Field(ge=1)
     units: tuple[int, ...]
     weights: str
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """The declared worlds and places; None for a run without places."""
+        if self.places is None or self.unit_records is None:
+            return None
+        return Capacity(self.num_worlds, self.places, self.unit_records)
 
     @property
     def members(self) -> NDArray[np.bool_]:
@@ -74,6 +85,8 @@ def read_world_record(folder: Path, weights: str) -> WorldRecord | None:
         content = json.loads(path.read_text("utf-8"))
         check_schema(path, content, SCHEMA_VERSION)
         record = WorldRecord.model_validate(content)
+        if (record.assignment is Assignment.PLACES) != (record.capacity is not None):
+            raise ValueError("it has places, and says how many, or it has neither")
         if record.world >= record.num_worlds or not all(0 <= unit < record.num_units for unit in record.units):
             raise ValueError("it names a world or a unit that the run does not have")
     except (OSError, ValidationError, ValueError, KeyError, TypeError) as error:
@@ -89,8 +102,8 @@ def read_world_record(folder: Path, weights: str) -> WorldRecord | None:
 
 def join_memberships(
     folders: Sequence[Path], records: Sequence[WorldRecord | None]
-) -> tuple[Assignment, NDArray[np.bool_]] | None:
-    """Join the assignment and membership of the worlds in these folders, bool[units, m]; None if none says so.
+) -> tuple[Assignment, NDArray[np.bool_], Capacity | None] | None:
+    """Join what the worlds in these folders say: assignment, membership bool[units, m], and places; None if nothing.
 
     Raises:
         RunDirectoryError: the folders are not the worlds of one run, all of them and each once.
@@ -104,8 +117,8 @@ def join_memberships(
         bare = next(folder for folder, record in zip(folders, records, strict=True) if record is None)
         raise RunDirectoryError(f"{first_folder} is a world of a run and {bare} does not say what it is; {remedy}")
     for folder, record in found[1:]:
-        same = (record.run, record.num_worlds, record.assignment, record.num_units)
-        if same != (first.run, first.num_worlds, first.assignment, first.num_units):
+        same = (record.run, record.num_worlds, record.assignment, record.num_units, record.capacity)
+        if same != (first.run, first.num_worlds, first.assignment, first.num_units, first.capacity):
             raise RunDirectoryError(f"{first_folder} and {folder} are worlds of different runs; {remedy}")
     worlds = [record.world for _, record in found]
     if sorted(worlds) != list(range(first.num_worlds)):
@@ -113,10 +126,11 @@ def join_memberships(
             f"the folders are worlds {', '.join(map(str, sorted(worlds)))} of a run of {first.num_worlds}; {remedy}"
         )
     members = np.stack([record.members for _, record in found], axis=1)
-    in_each_row = 1 if first.assignment is Assignment.DISJOINT else first.num_worlds // 2
-    if (members.sum(1) != in_each_row).any():
+    in_each_row = first.num_worlds // 2 if first.assignment is Assignment.OVERLAPPING else 1
+    most_a_world = len(members) if first.places is None else first.places
+    if (members.sum(1) != in_each_row).any() or (members.sum(0) > most_a_world).any():
         raise RunDirectoryError(
             f"the records of {first_folder} and the others are damaged: not every unit is in {in_each_row} worlds of "
             f"{first.num_worlds}; export them again"
         )
-    return first.assignment, members
+    return first.assignment, members, first.capacity
