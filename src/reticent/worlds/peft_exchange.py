@@ -26,7 +26,7 @@ from reticent.training.settings import LoraSettings
 from reticent.worlds.assignment import Assignment
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME, WORLDS_NAME
 from reticent.worlds.peft_config import CONFIG_NAME, read_config
-from reticent.worlds.places import PLACES_NAME, Capacity, placement_of, write_placement
+from reticent.worlds.places import PLACES_NAME, Capacity, places_of_worlds, write_places
 from reticent.worlds.run_directory import (
     Membership,
     RunDirectory,
@@ -152,7 +152,7 @@ def import_worlds(
     if on_all is not None:
         write_adapters(out / FULL_NAME, on_all)
     if members is not None and capacity is not None:
-        write_placement(out / PLACES_NAME, placement_of(capacity, members.members), members.record_hashes)
+        write_places(out / PLACES_NAME, places_of_worlds(capacity, members.members), members.record_hashes)
     elif members is not None:
         write_membership(out / MEMBERSHIP_NAME, members)
     write_manifest(

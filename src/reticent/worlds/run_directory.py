@@ -42,7 +42,7 @@ from reticent.worlds.manifest import (
     Manifest,
     read_manifest,
 )
-from reticent.worlds.places import PLACES_NAME, read_placement
+from reticent.worlds.places import PLACES_NAME, read_places
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class RunDirectory:
             RunDirectoryError: the run was imported without its membership.
         """
         if self.manifest.capacity is not None:
-            placement, hashes = read_placement(self.folder / PLACES_NAME, self.manifest.capacity)
-            return Membership(placement.members, placement.unit_of_record, hashes)
+            unit_places, hashes = read_places(self.folder / PLACES_NAME, self.manifest.capacity)
+            return Membership(unit_places.members, unit_places.unit_of_record, hashes)
         if MEMBERSHIP_NAME not in self.manifest.files:
             raise RunDirectoryError(f"{self.folder} does not say who is in which world; it was imported without")
         with np.load(self.folder / MEMBERSHIP_NAME) as arrays:
@@ -141,7 +141,7 @@ class RunDirectory:
         """
         if self.manifest.capacity is None:
             raise RunDirectoryError(f"{self.folder} has no places; build a run with --guarantee corpus")
-        return read_placement(self.folder / PLACES_NAME, self.manifest.capacity)[0].occupied
+        return read_places(self.folder / PLACES_NAME, self.manifest.capacity)[0].occupied
 
     def refuse_not_finite(self) -> None:
         """Check that every number of every adapter is finite.
