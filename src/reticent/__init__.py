@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from reticent.api.generation import Answer, StopReason, Token
     from reticent.api.planning import plan
     from reticent.api.runs import BuildOptions, Run, build_worlds, open_run
+    from reticent.dp.plan import CorpusPlan
     from reticent.errors import ReticentError
+    from reticent.guarantees import Guarantee
     from reticent.pac.bounds import BudgetPlan
     from reticent.pac.mechanism import ReleaseMechanism
 
@@ -31,7 +33,9 @@ __all__ = [
     "Bounds",
     "BudgetPlan",
     "BuildOptions",
+    "CorpusPlan",
     "Deployment",
+    "Guarantee",
     "ReleaseMechanism",
     "ReticentError",
     "Run",
@@ -50,7 +54,9 @@ _MODULES = {
     "Bounds": "reticent.api.deployments",
     "BudgetPlan": "reticent.pac.bounds",
     "BuildOptions": "reticent.api.runs",
+    "CorpusPlan": "reticent.dp.plan",
     "Deployment": "reticent.api.deployments",
+    "Guarantee": "reticent.guarantees",
     "ReleaseMechanism": "reticent.pac.mechanism",
     "ReticentError": "reticent.errors",
     "Run": "reticent.api.runs",

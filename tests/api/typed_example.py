@@ -27,6 +27,8 @@ def use_the_front_door(texts: list[str], records: list[dict[str, str]]) -> None:
     except reticent.ReticentError as error:
         assert_type(error.exit_code, int)
     assert_type(reticent.plan(tokens=10, step_budget=1e-9), reticent.BudgetPlan)
+    assert_type(reticent.plan(guarantee="corpus", tokens=10, total_rho=1.0, worlds=64), reticent.CorpusPlan)
+    assert_type(reticent.plan(guarantee=reticent.Guarantee.CORPUS, tokens=10, gain=1, worlds=9), reticent.CorpusPlan)
     options = reticent.AuditOptions(world=3)
     result = reticent.audit(run, members=texts, nonmembers="others.jsonl", attacks=["lira"], options=options)
     assert_type(result, reticent.Audit)

@@ -127,3 +127,71 @@ def test_a_plan_of_the_rule_dissent_is_a_worst_case_and_says_so(capsys):
     assert "at least 1,000,000" in text
     assert "at most 2.32831e-10 nats (2^-32)" in text
     assert "only tokens on which the worlds' votes differ" in text
+
+
+CORPUS = ("--guarantee", "corpus", "--worlds", "512")
+CORPUS_KEYS = [
+    "guarantee", "tokens", "rho", "epsilon", "delta", "membership_success", "relation", "clip", "gain", "temperature",
+    "w", "candidates", "worlds", "rho_per_token", "in_blocks",
+]  # fmt: skip
+
+
+def test_a_corpus_plan_by_each_bound(capsys):
+    by_success = plan_as_json(capsys, *CORPUS, "--membership-success", "0.6", "--gain", "2")
+    assert list(by_success) == CORPUS_KEYS
+    # rho = .2 ln 1.5 and 524,288 rho/w² tokens, w being 1.
+    assert by_success["tokens"] == pytest.approx(524_288 * 0.2 * math.log(1.5), abs=2)
+    assert by_success["membership_success"] <= 0.6
+    assert by_success["w"] == 1.0
+    assert by_success["in_blocks"]["membership_success"] < by_success["membership_success"]
+    by_rho = plan_as_json(capsys, *CORPUS, "--total-rho", repr(by_success["rho"]), "--gain", "2")
+    assert by_rho["tokens"] == pytest.approx(by_success["tokens"], abs=1)
+    by_epsilon = plan_as_json(capsys, *CORPUS, "--total-epsilon", "8", "--delta", "1e-6", "--tokens", "500000")
+    assert 7.99 < by_epsilon["epsilon"] <= 8
+    assert by_epsilon["gain"] == pytest.approx(2 * math.sqrt(551_738 / 500_000), rel=1e-4)
+
+
+def test_worlds_of_several_places_cost_four_times_as_much(capsys):
+    ask = (*CORPUS, "--total-rho", "1", "--gain", "2", "--delta", "1e-7")
+    one, two = (plan_as_json(capsys, *ask, "--places", places) for places in ("1", "2"))
+    assert (one["relation"], two["relation"]) == ("add-remove", "replacement")
+    assert one["tokens"] == pytest.approx(4 * two["tokens"], rel=1e-3)
+
+
+def test_people_read_the_relation_and_every_reading_rounded_up(capsys):
+    assert main(["plan", *CORPUS, "--total-epsilon", "8", "--gain", "2"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "Is a unit in the corpus? right at most 83.08 %",
+        "epsilon at delta 1e-06 8.0000",
+        "one unit more or less (add-remove)",
+        "in blocks of 64",
+        "other releases over the same records",
+        "at most 1 nats",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*CORPUS], "exactly two"),
+        ([*CORPUS, "--tokens", "10", "--half-success", "0.6"], "half_success is for the guarantee realised-world"),
+        ([*CORPUS, "--tokens", "10", "--total-rho", "1", "--charging", "fixed"], "charging is for"),
+        (["--tokens", "10", "--total-rho", "1"], "total_rho is for the guarantee corpus"),
+        (["--guarantee", "corpus", "--tokens", "10", "--total-rho", "1"], "number of worlds"),
+        ([*CORPUS, "--tokens", "10", "--total-rho", "1", "--total-epsilon", "1"], "one bound"),
+        ([*CORPUS, "--tokens", "10", "--total-epsilon", "0"], "total epsilon"),
+        ([*CORPUS, "--tokens", "10", "--total-epsilon", "1", "--delta", "0.01"], "1/512"),
+        ([*CORPUS, "--tokens", "10", "--gain", "1", "--temperature", "0"], "temperature"),
+        ([*CORPUS, "--tokens", "10", "--gain", "1", "--clip", "nan"], "clip"),
+        ([*CORPUS, "--tokens", "10", "--gain", "1", "--places", "0"], "places"),
+    ],
+)
+def test_bad_input_for_a_corpus_is_one_line_and_code_2(capsys, arguments, message):
+    assert main(["plan", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
