@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from reticent.auditing.attacks.evidence import Need
 from reticent.auditing.attacks.registry import Attack, AttackName
 from reticent.auditing.results import SkippedAttack
-from reticent.auditing.targets.endpoint import TextOnlyScorer
+from reticent.auditing.targets.endpoint import RemoteScorer, TextOnlyScorer
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.targets import Target, TargetKind
 from reticent.errors import AuditError
@@ -111,8 +111,9 @@ def _obstacles(target: Target, *, has_masked_lm: bool, has_shadows: bool) -> dic
         obstacles[Need.SELF_PROMPTED] = "it trains the base again, and nobody said which that is: name it with --model"
     if not is_local:
         why = _ENDPOINT_SHOWS_NO_WEIGHTS if is_endpoint else "the model's weights are not available"
-        obstacles[Need.PREFIX] = "the prefix has to be read by a model whose weights are available, token by token"
         obstacles[Need.SELF_PROMPTED] = why
+    if not is_local and not isinstance(target.scorer, RemoteScorer):
+        obstacles[Need.PREFIX] = "it needs the log-probabilities of a prompt, or the model's weights"
     return obstacles
 
 

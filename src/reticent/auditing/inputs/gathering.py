@@ -23,7 +23,7 @@ from reticent.auditing.inputs.guesses import guess_evidence
 from reticent.auditing.inputs.neighbour_sources import BaseResampler, MaskedLm
 from reticent.auditing.inputs.neighbours import load_or_make_neighbours
 from reticent.auditing.inputs.overlap import TextSet
-from reticent.auditing.inputs.prefixes import PrefixedScorer, longest_text
+from reticent.auditing.inputs.prefixes import PrefixedScorer, PrefixedServer, longest_text
 from reticent.auditing.inputs.samples import sampled_continuations
 from reticent.auditing.inputs.self_prompted import SelfPrompting, self_prompted_reference
 from reticent.auditing.inputs.shadows import ShadowTable, shadow_evidence
@@ -31,7 +31,8 @@ from reticent.auditing.inputs.signals import ScoreTable
 from reticent.auditing.inputs.text_store import TextStore
 from reticent.auditing.results import MANY_MISSING
 from reticent.auditing.targets.continuations import Continuer
-from reticent.auditing.targets.endpoint import RemoteScorer
+from reticent.auditing.targets.endpoint import RemoteScorer, ServerScorer
+from reticent.auditing.targets.http_retries import ServerGoneError
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.shadow_folders import open_adapted_like, open_shadow
 from reticent.auditing.targets.targets import Target
@@ -191,10 +192,10 @@ class Gatherer:
             found.warnings.append(reason)
             found.incomplete.append(reason)
 
-    def _note_unanswered(self, scorer: Scorer, whose: str, found: AttackInputs) -> None:
-        if not isinstance(scorer, RemoteScorer) or not scorer.failures:
+    def _note_unanswered(self, scorer: Scorer, whose: str, found: AttackInputs, num_texts: int | None = None) -> None:
+        if not isinstance(scorer, ServerScorer) or not scorer.failures:
             return
-        num_texts = len(self._texts)
+        num_texts = num_texts or len(self._texts)
         answered = f"the server scored {num_texts - len(scorer.failures)} of {num_texts} texts"
         if scorer.incomplete is not None:
             self._note_partial(f"{whose}partial result: {answered}; {scorer.incomplete}; {_RESUME}", found)
@@ -283,16 +284,23 @@ class Gatherer:
         )
 
     def _gather_prefixed(self, found: AttackInputs) -> Mapping[str, AttackInput]:
-        scorer = self._target.scorer
-        assert isinstance(scorer, ModelScorer)
-        others = self._not_shots()
+        scorer, others, shots = self._target.scorer, self._not_shots(), self._shots()
+        prefixed: PrefixedScorer | PrefixedServer
         try:
-            prefixed = PrefixedScorer(scorer, self._shots(), longest_text(scorer, others))
+            if isinstance(scorer, RemoteScorer):
+                prefixed = PrefixedServer(scorer, shots, max(others, key=len))
+            else:
+                assert isinstance(scorer, ModelScorer)
+                prefixed = PrefixedScorer(scorer, shots, longest_text(scorer, others))
         except InvalidValueError as error:
             return dict.fromkeys(self._hashes, Missing(str(error)))
+        except ServerGoneError as gone:
+            self._note_partial(f"behind a prefix: partial result: {gone}; {_RESUME}", found)
+            return dict.fromkeys(self._hashes, Missing(str(gone)))
         found.facts["prefix"] = f"{prefixed.num_shots} non-members, which this attack does not score"
         # A shot that did not fit is in no prefix; it is left out like the others, so that the choice of texts is one.
         scored = _signals_or_reasons(prefixed, self.signals("behind a prefix", prefixed, others))
+        self._note_unanswered(prefixed, "behind a prefix: ", found, len(others))
         return {key: scored.get(key, Missing(_IS_SHOT)) for key in self._hashes}
 
     def _neighbour_means(self, found: AttackInputs) -> Mapping[str, AttackInput]:
@@ -392,7 +400,7 @@ def _alternate(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
 
 def _signals_or_reasons(scorer: Scorer, table: ScoreTable) -> dict[str, TokenSignals | Missing]:
     """Signals, or why there are none."""
-    failures = scorer.failures if isinstance(scorer, RemoteScorer) else {}
+    failures = scorer.failures if isinstance(scorer, ServerScorer) else {}
     return {key: Missing(failures.get(key, _NOTHING_PREDICTED)) if s is None else s for key, s in table.items()}
 
 

@@ -1,4 +1,6 @@
-"""Texts behind a prefix of non-members, for ReCaLL (arXiv 2406.15968): the prefix is read once for all texts.
+"""Texts behind a prefix of non-members, for ReCaLL (arXiv 2406.15968).
+
+A model whose weights are here reads the prefix once for all texts, token by token; a server gets it as text, each time.
 
 The prefix is some whole texts ("shots"), each followed by a blank line, behind the tokenizer's beginning-of-text token.
 No end-of-text token is inside it. Of a text the same tokens are scored as without a prefix; of the prefix, none.
@@ -13,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from reticent.auditing.targets.endpoint import RemoteScorer, ServerScorer
+from reticent.auditing.targets.endpoint_client import RefusedRequestError
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.errors import InvalidValueError
 from reticent.protocols import TokenSignals
@@ -82,6 +86,49 @@ class PrefixedScorer:
                 f"text {own_shot} is the only text of its own prefix; give more non-members for the prefix"
             )
         return np.concatenate(others)
+
+
+class PrefixedServer(ServerScorer):
+    """A server that gets every text behind the same shots, as one text.
+
+    Attributes:
+        num_shots: how many the server takes before the longest text.
+    """
+
+    def __init__(self, scorer: RemoteScorer, prefix_texts: Sequence[str], longest_text: str) -> None:
+        """Halve the shots until the server takes them before the text with the most characters.
+
+        Raises:
+            InvalidValueError: there is no shot, or the server does not even take the first.
+            ServerGoneError: it has stopped answering.
+        """
+        super().__init__(scorer.client, scorer.template)
+        self._scorer = scorer
+        shots = list(dict.fromkeys(text for text in prefix_texts if text.strip()))
+        while shots and not self._fits(shots, longest_text):
+            shots = shots[: len(shots) // 2]
+        if not shots:
+            raise InvalidValueError(
+                "the server takes no text of the prefix before the longest text, or does not show a prompt's tokens"
+            )
+        self._shots = shots
+        self.num_shots = len(shots)
+        identity = "\n".join(("reticent text prefix 1", scorer.fingerprint, *map(text_hash, shots)))
+        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+
+    def signals(self, text: str) -> TokenSignals:
+        """See `ServerScorer.signals`; a text is not part of its own prefix."""
+        return self._scorer.signals_behind(self._prefix([shot for shot in self._shots if shot != text]), text)
+
+    def _fits(self, shots: Sequence[str], text: str) -> bool:
+        try:
+            self._scorer.signals_behind(self._prefix(shots), text)
+        except RefusedRequestError:
+            return False
+        return True
+
+    def _prefix(self, shots: Sequence[str]) -> str:
+        return "".join(f"{self.template.render(shot)}{_AFTER_SHOT}" for shot in shots)
 
 
 def longest_text(scorer: ModelScorer, texts: Sequence[str]) -> int:

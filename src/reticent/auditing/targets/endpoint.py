@@ -12,6 +12,7 @@ The distribution over the vocabulary stays hidden: `mu`, `sigma2` and `entropy` 
 
 import hashlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,38 +41,24 @@ class NoPromptLogprobsError(EndpointError):
     """The server does not say how probable the tokens of a prompt are."""
 
 
-class RemoteScorer:
-    """Implements `reticent.protocols.Scorer` for a server that echoes prompts with log-probabilities.
-
-    `fingerprint` covers the address, the model's name, the template and what the model says about a public sentence,
-    to the nat: a server can change its weights unseen, and stored scores of other weights must not be used.
+class ServerScorer(ABC):
+    """A scorer of what a server says; it keeps what was answered and why anything was not.
 
     Attributes:
         client: asks the server.
+        template: what it is given of a text.
         failures: why a text has no score, by the text's hash.
+        fingerprint: see `reticent.protocols.Scorer`.
     """
 
     is_white_box = False
+    fingerprint: str
 
     def __init__(self, client: EndpointClient, template: TextTemplate) -> None:
-        """Ask the server for a public sentence.
-
-        Raises:
-            NoPromptLogprobsError: it returns no log-probabilities of prompts.
-            EndpointError: it cannot be reached, or refuses.
-        """
         self.client = client
         self.template = template
         self.failures: dict[str, str] = {}
-        self._asked_for = 0
         self._lock = threading.Lock()
-        try:
-            probe = self._probe()
-        except ServerGoneError as gone:
-            raise EndpointError(f"{client.url}: {gone}; nothing was scored") from None
-        self.scores_first_token = probe.first_scored == 0
-        identity = (client.url, client.model, template.model_dump_json(), f"{probe.signals.logp.sum():.0f}")
-        self.fingerprint = hashlib.sha256("\n".join(("reticent endpoint 1", *identity)).encode()).hexdigest()
 
     @property
     def incomplete(self) -> str | None:
@@ -82,14 +69,24 @@ class RemoteScorer:
         """Signals of each text, aligned; None without a scored token or without an answer (see `failures`).
 
         Raises:
-            EndpointError: the server answers something else than prompt log-probabilities.
+            EndpointError: the server answers something else than log-probabilities.
         """
         with ThreadPoolExecutor(max_workers=self.client.concurrency) as pool:
             return list(pool.map(self._score_one, texts))
 
+    @abstractmethod
+    def signals(self, text: str) -> TokenSignals:
+        """One text's signals.
+
+        Raises:
+            ServerGoneError: the server has stopped answering.
+            RefusedRequestError: it will not score this text.
+            EndpointError: it answers something else than log-probabilities.
+        """
+
     def _score_one(self, text: str) -> TokenSignals | None:
         try:
-            answer = self._ask(self.template.render(text))
+            signals = self.signals(text)
         except ServerGoneError as gone:
             self._note_failure(text, str(gone))
             return None
@@ -98,11 +95,56 @@ class RemoteScorer:
             return None
         with self._lock:
             self.failures.pop(text_hash(text), None)
-        return answer.signals if answer.signals.num_tokens else None
+        return signals if signals.num_tokens else None
 
     def _note_failure(self, text: str, reason: str) -> None:
         with self._lock:
             self.failures[text_hash(text)] = reason
+
+
+class RemoteScorer(ServerScorer):
+    """Implements `reticent.protocols.Scorer` for a server that echoes prompts with log-probabilities.
+
+    `fingerprint` covers the address, the model's name, the template and what the model says about a public sentence,
+    to the nat: a server can change its weights unseen, and stored scores of other weights must not be used.
+    """
+
+    def __init__(self, client: EndpointClient, template: TextTemplate) -> None:
+        """Ask the server for a public sentence.
+
+        Raises:
+            NoPromptLogprobsError: it returns no log-probabilities of prompts.
+            EndpointError: it cannot be reached, or refuses.
+        """
+        super().__init__(client, template)
+        self._asked_for = 0
+        try:
+            probe = self._probe()
+        except ServerGoneError as gone:
+            raise EndpointError(f"{client.url}: {gone}; nothing was scored") from None
+        self._num_begin = probe.num_begin
+        self.scores_first_token = probe.first_scored <= probe.num_begin
+        identity = (client.url, client.model, template.model_dump_json(), f"{probe.signals.logp.sum():.0f}")
+        self.fingerprint = hashlib.sha256("\n".join(("reticent endpoint 1", *identity)).encode()).hexdigest()
+
+    def signals(self, text: str) -> TokenSignals:
+        """See `ServerScorer.signals`."""
+        return self._ask(self.template.render(text)).signals
+
+    def signals_behind(self, prefix: str, text: str) -> TokenSignals:
+        """The signals of a text's own tokens behind a prefix; see `ServerScorer.signals`.
+
+        The same tokens are scored as without the prefix, but for the first, where the server makes one token of the
+        prefix's end and the text's beginning: it is of neither.
+        """
+        prompt = prefix + self.template.render(text)
+        answer = self._echo(prompt)
+        own = _first_token_of(answer, prompt, self._asked_for, len(prefix))
+        echoed = _parse(
+            self.client.url, answer, prompt, self._asked_for, own.index - self._num_begin + self.template.max_tokens
+        )
+        first_scored = own.index + (1 if own.is_shared or not self.scores_first_token else 0)
+        return _tail(echoed.signals, first_scored - echoed.first_scored)
 
     def _probe(self) -> "_EchoedPrompt":
         """Score a public sentence; a server that cannot generate nothing is asked for one token from here on."""
@@ -118,8 +160,10 @@ class RemoteScorer:
             ) from None
 
     def _ask(self, prompt: str) -> "_EchoedPrompt":
-        answer = self.client.complete(prompt=prompt, max_tokens=self._asked_for, echo=True, logprobs=1, temperature=0.0)
-        return _parse(self.client.url, answer, prompt, self._asked_for, self.template.max_tokens)
+        return _parse(self.client.url, self._echo(prompt), prompt, self._asked_for, self.template.max_tokens)
+
+    def _echo(self, prompt: str) -> httpx.Response:
+        return self.client.complete(prompt=prompt, max_tokens=self._asked_for, echo=True, logprobs=1, temperature=0.0)
 
 
 class TextOnlyScorer:
@@ -156,8 +200,49 @@ def open_endpoint(client: EndpointClient, template: TextTemplate) -> RemoteScore
 
 @dataclass(frozen=True)
 class _EchoedPrompt:
+    """A prompt's signals, the index of the first scored token, and the number of tokens before the prompt's own."""
+
     signals: TokenSignals
     first_scored: int
+    num_begin: int
+
+
+@dataclass(frozen=True)
+class _FirstToken:
+    index: int
+    is_shared: bool
+
+
+def _first_token_of(answer: httpx.Response, prompt: str, asked_for: int, boundary: int) -> _FirstToken:
+    """The first token of an echoed prompt that reaches behind a boundary, and whether it begins before it.
+
+    Tokens are counted back from the prompt's end, since what a server puts before the prompt is among them.
+
+    Raises:
+        RefusedRequestError: the tokens do not spell the prompt's end.
+    """
+    try:
+        content = answer.json()
+        tokens = [str(token) for token in content["choices"][0]["logprobs"]["tokens"]]
+        num_prompt = (content.get("usage") or {}).get("prompt_tokens")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise RefusedRequestError("an answer that does not show the prompt's tokens") from None
+    tokens = tokens[: num_prompt if isinstance(num_prompt, int) else len(tokens) - asked_for]
+    start, index = len(prompt), len(tokens)
+    while index and start > boundary:
+        index -= 1
+        start -= len(tokens[index])
+    if start > boundary or not prompt.endswith("".join(tokens[index:])):
+        raise RefusedRequestError("an answer whose tokens do not spell the prompt")
+    return _FirstToken(index, start < boundary)
+
+
+def _tail(signals: TokenSignals, first: int) -> TokenSignals:
+    """The signals from one scored token on."""
+    kept = slice(max(0, first), None)
+    return TokenSignals(
+        signals.logp[kept], signals.mu[kept], signals.sigma2[kept], signals.entropy[kept], signals.rank[kept]
+    )
 
 
 def _parse(url: str, answer: httpx.Response, prompt: str, asked_for: int, max_tokens: int) -> _EchoedPrompt:
@@ -191,7 +276,12 @@ def _parse(url: str, answer: httpx.Response, prompt: str, asked_for: int, max_to
         raise EndpointError(f"{url} returns log-probabilities that are positive or not finite; it cannot be audited")
     rank = [_rank(value, others) for value, others in zip(logp.tolist(), top[first_scored:], strict=True)]
     hidden = np.full(len(logp), np.nan)
-    return _EchoedPrompt(TokenSignals(logp, hidden, hidden, hidden, np.asarray(rank, dtype=np.int64)), first_scored)
+    signals = TokenSignals(logp, hidden, hidden, hidden, np.asarray(rank, dtype=np.int64))
+    try:
+        num_begin = _first_token_of(answer, prompt, asked_for, 0).index
+    except RefusedRequestError:
+        num_begin = 0
+    return _EchoedPrompt(signals, first_scored, num_begin)
 
 
 def _rank(logp: float, top: Any) -> int:
