@@ -58,10 +58,17 @@ def reading_facts(plan: CorpusPlan) -> dict[str, str]:
         )
     return {
         "total": f"rho {plan.rho:.6g}",
-        f"epsilon at delta {plan.delta:g}": epsilon_at_most(plan.epsilon),
-        MEMBERSHIP_QUESTION: f"right at most {percent_at_most(plan.membership_success)} (a guess: 50 %)",
+        **bound_facts_of(plan),
         **in_blocks,
         "neighbouring corpora": f"{DESCRIPTIONS[plan.settings.relation]} ({plan.settings.relation})",
+    }
+
+
+def bound_facts_of(plan: CorpusPlan) -> dict[str, str]:
+    """Collect ε and the success that a number of tokens gives, as they are stated first."""
+    return {
+        f"epsilon at delta {plan.delta:g}": epsilon_at_most(plan.epsilon),
+        MEMBERSHIP_QUESTION: f"right at most {percent_at_most(plan.membership_success)} (a guess: 50 %)",
     }
 
 

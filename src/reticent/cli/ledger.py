@@ -10,35 +10,38 @@ from rich.table import Column, Table
 from reticent.api.deployments import read_ledger
 from reticent.cli.deployment import DatabaseUrl, RunArgument
 from reticent.cli.output import console, facts, format_nats, print_json, print_table
-from reticent.cli.spending import has_prior, spending_facts, spending_record
+from reticent.cli.spending import read_spending
+from reticent.guarantees import Guarantee
 
 if TYPE_CHECKING:
-    from reticent.ledger.reader import DailyUsage
+    from reticent.ledger.reader import DailyUsage, LedgerReader
 
 app = typer.Typer(help="The deployment's ledger: totals, verification, export.")
 
+Delta = Annotated[
+    float | None, typer.Option(help="Of a corpus deployment: delta at which epsilon is stated; 1e-6 unless given.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("show")
-def show(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
-    """Nats spent and left, the bounds they give, what each charging rule charges, and tokens by key and day (UTC)."""
-    from reticent.pac.accounting import units_to_nats
-
+def show(run: RunArgument, database_url: DatabaseUrl = None, delta: Delta = None, as_json: AsJson = False) -> None:
+    """Spent and left, the bounds that gives, what each charging rule charges, and tokens by key and day (UTC)."""
     with read_ledger(run, database_url) as reader:
-        state, usage = reader.state, reader.usage()
-        nats_by_rule = {rule.value: units_to_nats(units) for rule, units in reader.units_by_rule().items()}
+        spending, usage = read_spending(reader, run, delta), reader.usage()
+        nats_by_rule = _nats_by_rule(reader)
+        rule_in_force = reader.header.charging_rule
     if as_json:
         rows = [{"key": use.key_id, "day": use.day.isoformat(), "tokens": use.tokens} for use in usage]
-        found = {"nats_by_rule": nats_by_rule, "usage": rows}
-        print_json(spending_record(state, prior_known=has_prior(run)) | found)
+        by_rule = {"nats_by_rule": nats_by_rule} if nats_by_rule else {}
+        print_json(spending.record | by_rule | {"usage": rows})
         return
     others = {
         f"the rule {rule} would have charged": format_nats(nats)
         for rule, nats in nats_by_rule.items()
-        if rule != state.charging_rule
+        if rule != rule_in_force
     }
-    console.print(facts(spending_facts(state, prior_known=has_prior(run)) | others))
+    console.print(facts(spending.facts | others))
     if usage:
         print_table(_usage_table(usage))
 
@@ -46,16 +49,18 @@ def show(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = F
 @app.command("verify")
 def verify(run: RunArgument, database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """Replay every release: edits, gaps, cut-off ends and old copies are found; exit code 2 with the finding."""
+    from reticent.dp.accounting import units_to_rho
     from reticent.pac.accounting import units_to_nats
 
     with read_ledger(run, database_url) as reader:
-        totals = reader.verify()
+        totals, is_corpus = reader.verify(), reader.header.guarantee is Guarantee.CORPUS
+    charged = units_to_rho(totals.units) if is_corpus else units_to_nats(totals.units)
     if as_json:
-        print_json({"releases": totals.releases, "nats_charged": units_to_nats(totals.units), "intact": True})
+        name = "rho_charged" if is_corpus else "nats_charged"
+        print_json({"releases": totals.releases, name: charged, "intact": True})
         return
-    console.print(
-        f"intact: {totals.releases:,} releases, {format_nats(units_to_nats(totals.units))} in all", highlight=False
-    )
+    in_all = f"rho {charged:.6g}" if is_corpus else format_nats(charged)
+    console.print(f"intact: {totals.releases:,} releases, {in_all} in all", highlight=False)
 
 
 @app.command("export")
@@ -68,6 +73,15 @@ def export(run: RunArgument, database_url: DatabaseUrl = None) -> None:
     with read_ledger(run, database_url) as reader:
         for release in reader.releases():
             sys.stdout.write(json.dumps(release, ensure_ascii=False) + "\n")
+
+
+def _nats_by_rule(reader: "LedgerReader") -> dict[str, float]:
+    """Charges for the releases so far by each rule, in nats; none under the corpus guarantee, which has one rule."""
+    from reticent.pac.accounting import units_to_nats
+
+    if reader.header.guarantee is Guarantee.CORPUS:
+        return {}
+    return {rule.value: units_to_nats(units) for rule, units in reader.units_by_rule().items()}
 
 
 def _usage_table(usage: "list[DailyUsage]") -> Table:

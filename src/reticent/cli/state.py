@@ -8,17 +8,18 @@ import typer
 from reticent.api.deployments import read_ledger
 from reticent.cli.deployment import DatabaseUrl, RunArgument
 from reticent.cli.output import console, facts, notes, print_json
-from reticent.cli.spending import has_prior, spending_facts, spending_record
+from reticent.cli.spending import read_spending
 from reticent.errors import DeploymentStateError, InvalidValueError
 
 app = typer.Typer(help="The deployment's durable state: show what was spent, or give it up.")
 
 WHAT_RESET_VOIDS = (
-    "This deletes the realised world, the posterior, the account and the API keys of {run}.\n"
+    "This deletes the realised world, the posterior, the account and the API keys of {run}; where the run carries the "
+    "corpus guarantee, the account and the keys.\n"
     "So far {tokens} were released. They stay covered by the bound for what was charged for them, and nothing takes "
     "them back.\n"
-    "The next deployment draws a new world and starts from zero: no single bound will cover what was released so far "
-    "together with what is released after. Whoever saw both has two bounds to add up."
+    "The next deployment starts from zero, with a new world where one is secret: no single bound will cover what was "
+    "released so far together with what is released after. Whoever saw both has two bounds to add up."
 )
 WHAT_DELETING_A_COPY_DOES = (
     "The ledger of {run} is a copy: the deployment continues elsewhere, and its key and mark stay as they are.\n"
@@ -33,13 +34,13 @@ def show(
     database_url: DatabaseUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tokens released, nats spent, and the bounds they give. Never the realised world or the posterior."""
+    """Tokens released, what was spent, and the bounds that gives. Never the realised world or the posterior."""
     with read_ledger(run, database_url) as reader:
-        state = reader.state
+        spending = read_spending(reader, run)
     if as_json:
-        print_json(spending_record(state, prior_known=has_prior(run)))
+        print_json(spending.record)
     else:
-        console.print(facts(spending_facts(state, prior_known=has_prior(run))))
+        console.print(facts(spending.facts))
 
 
 @app.command("reset")
@@ -81,6 +82,6 @@ def _tokens_released(run: Path, database_url: str | None) -> str:
     """Say how many tokens were released; unknown where the ledger cannot be read."""
     try:
         with read_ledger(run, database_url) as reader:
-            return f"{reader.state.tokens_released:,} tokens"
+            return f"{reader.checkpoint.state.tokens_released:,} tokens"
     except DeploymentStateError:
         return "an unknown number of tokens"

@@ -21,7 +21,7 @@ from reticent.errors import InvalidValueError
 DEFAULT_CLIP: Final = 0.5
 DEFAULT_TEMPERATURE: Final = 1.0
 DEFAULT_CANDIDATES: Final = 200
-DEFAULT_DELTA: Final = 1e-6
+LARGEST_DEFAULT_DELTA: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,11 @@ class CorpusPlan:
         return block_reading(self.tokens, self.settings.exact_eta)
 
 
+def default_delta(capacity: int) -> float:
+    """Return the δ at which ε is stated unless one is given: 1e-6, or half of one over the places if they are many."""
+    return min(LARGEST_DEFAULT_DELTA, 0.5 / integer_in_range("capacity", capacity, 1))
+
+
 def check_delta(delta: float, capacity: int) -> float:
     """Return δ if it is below one over the number of places, occupied or not.
 
@@ -112,7 +117,7 @@ def plan(
     clip: float = DEFAULT_CLIP,
     temperature: float = DEFAULT_TEMPERATURE,
     num_candidates: int = DEFAULT_CANDIDATES,
-    delta: float = DEFAULT_DELTA,
+    delta: float | None = None,
 ) -> CorpusPlan:
     """Return the plan that any two of tokens, bound and gain determine.
 
@@ -125,13 +130,14 @@ def plan(
         clip: c, in nats.
         temperature: τ.
         num_candidates: k.
-        delta: δ for the (ε, δ) reading, below 1/(m s).
+        delta: δ for the (ε, δ) reading, below 1/(m s); `default_delta` unless given.
 
     Raises:
         InvalidValueError: not exactly two are given, a value is out of range, or nothing fits the bound.
     """
     relation = relation_for(places)
-    delta = check_delta(delta, integer_in_range("worlds", num_worlds, 1) * places)
+    capacity = integer_in_range("worlds", num_worlds, 1) * places
+    delta = default_delta(capacity) if delta is None else check_delta(delta, capacity)
     total_rho = None if bound is None else bound.rho(delta)
     if sum(given is None for given in (tokens, total_rho, gain)) != 1:
         raise InvalidValueError(
