@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 
 from reticent.ledger.api_keys import ApiKey
-from reticent.pac.charging import Charging
 from reticent.server import errors
 from reticent.server.errors import ApiError
 from reticent.server.metering import KeyMeter
@@ -64,14 +63,14 @@ class Extent:
         return min(self.default_max_tokens, limits.max_tokens)
 
 
-def admit(service: Service, key: ApiKey | None, extent: Extent, charging: Charging) -> Admission:
+def admit(service: Service, key: ApiKey | None, extent: Extent, reserve_units: int) -> Admission:
     """Hold a request against limits, budget, quota and rate, and take what it may write from its key's rate.
 
     Args:
         service: the server.
         key: the asking key, or None.
         extent: how much it asks for.
-        charging: what its tokens cost.
+        reserve_units: the most that one of its tokens can cost, in units of the account.
 
     Raises:
         ApiError: status 400, 429 or 503.
@@ -80,9 +79,7 @@ def admit(service: Service, key: ApiKey | None, extent: Extent, charging: Chargi
     _check_limits(extent, limits)
     if not service.batcher.is_running:
         raise errors.shutting_down()
-    if service.settings.on_exhausted is OnExhausted.REFUSE and not service.curator.account.can_afford(
-        charging.reserve_units
-    ):
+    if service.settings.on_exhausted is OnExhausted.REFUSE and not service.curator.account.can_afford(reserve_units):
         raise errors.budget_exhausted()
     longest = extent.default_within(limits) if extent.max_tokens is None else extent.max_tokens
     admission = Admission(key, service.meters.of(key), extent.num_choices * extent.num_prompts * longest)

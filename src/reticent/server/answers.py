@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
+from reticent.decoding.aggregates import CorpusDecoding
 from reticent.decoding.speculative import DraftLength
 from reticent.decoding.votes import Decoder, DecodingSettings
 from reticent.ledger.api_keys import ApiKey
@@ -142,7 +143,7 @@ class GenerationRequest:
     prompts: Sequence[list[int]]
     num_choices: int
     max_tokens: Sequence[int]
-    settings: DecodingSettings
+    settings: DecodingSettings | CorpusDecoding
     stops: Sequence[str]
     seed: int | None
 
@@ -152,15 +153,24 @@ class GenerationRequest:
         return self.admission.key
 
 
-def decoding_for(service: Service, temperature: float | None) -> DecodingSettings:
-    """The server's settings at a request's temperature; 0 means greedy votes.
+def decoding_for(service: Service, temperature: float | None) -> DecodingSettings | CorpusDecoding:
+    """The server's settings at a request's temperature; 0 means greedy votes where those protect.
 
     Raises:
-        ApiError: the server decodes greedily only.
+        ApiError: the server decodes greedily only, or never.
     """
     decoding = service.settings.decoding
     if temperature is None:
         return decoding
+    if isinstance(decoding, CorpusDecoding):
+        if temperature == 0:
+            raise ApiError(
+                400,
+                "temperature 0 is refused: the draw itself is the noise that hides who is in the corpus. Leave "
+                "temperature out or give one above 0.",
+                param="temperature",
+            )
+        return replace(decoding, temperature=temperature)
     if temperature == 0:
         return replace(decoding, decoder=Decoder.GREEDY)
     if decoding.decoder is Decoder.GREEDY:

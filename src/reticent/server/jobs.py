@@ -6,7 +6,7 @@ from typing import Generic, Protocol
 
 from reticent.decoding.engines import C, VoteRequest
 from reticent.decoding.speculative import DraftLength
-from reticent.decoding.votes import DecodingSettings
+from reticent.decoding.votes import VoteSettings
 from reticent.randomness import PublicCoins
 
 
@@ -44,7 +44,7 @@ class WrittenToken:
     Attributes:
         token: its id.
         source: the model that wrote it.
-        reserve_units: the most that it could cost, in units of 2^-64 nat; 0 for one of the public model. Its charge may
+        reserve_units: the most that it could cost, in units of the account; 0 for the public model. Its charge may
             depend on whether the worlds' votes differed, which no client may see, and so it does not come this far.
     """
 
@@ -77,7 +77,7 @@ class Allowance(Protocol):
         ...
 
     def charge(self, units: int) -> None:
-        """Add the most that a token could cost which was taken and released, in units of 2^-64 nat."""
+        """Add the most that a token could cost which was taken and released, in units of the account."""
         ...
 
 
@@ -108,7 +108,7 @@ class Job(Generic[C]):
     answer_id: str
     key_id: str | None
     prompt: list[int]
-    settings: DecodingSettings
+    settings: VoteSettings
     coins: PublicCoins
     max_tokens: int
     stop_tokens: frozenset[int]

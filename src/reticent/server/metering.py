@@ -104,7 +104,7 @@ class KeyMeter:
             self._used -= 1
 
     def charge(self, units: int) -> None:
-        """Add the most that a token could cost which was taken and released, in units of 2^-64 nat."""
+        """Add the most that a token could cost which was taken and released, in units of the account."""
         with self._lock:
             self._spending = Spending(self._spending.tokens + 1, self._spending.units + units)
 

@@ -4,16 +4,13 @@ Nothing here depends on the realised world beyond released tokens. What depends 
 finer value would reveal to an outsider which texts the corpus bears on. Only keys of the `admin` scope may read this.
 """
 
-import math
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from reticent.pac.charging import Charging
-from reticent.pac.curator import Curator
-from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, WORLD_MEANING, WORLD_QUESTION
-from reticent.server.coarse import CoarseAccount, CoarseDissent
+from reticent.server.figures import Figures
 from reticent.server.jobs import FinishReason, TokenSource
+from reticent.server.releasing import AnyCurator
 from reticent.server.stepping import Step
 from reticent.server.timings import REQUEST_BUCKETS, AnswerTimes
 
@@ -37,10 +34,8 @@ class Queue(Protocol):
 class Metrics:
     """Metrics of the engine and the routes, and their exposition; implements `scheduler.Observer`."""
 
-    def __init__(self, curator: Curator, charging: Charging) -> None:
+    def __init__(self, curator: AnyCurator, figures: Figures) -> None:
         self.registry = CollectorRegistry()
-        self.dissent = CoarseDissent(curator)
-        self.spending = CoarseAccount(curator, charging)
         self._tokens = self._counter(
             "tokens_released", "Tokens shown since the start, by the model that wrote them.", "source"
         )
@@ -64,21 +59,8 @@ class Metrics:
         self._gauge("deployment_tokens", "Tokens released over the deployment's life.").set_function(
             lambda: curator.state.tokens_released
         )
-        self._gauge(
-            "spent_nats", "Information charged over the deployment's life, or up to 1,000 tokens' more."
-        ).set_function(lambda: self.spending.account.spent_nats)
-        self._gauge("left_nats", "Information that may still be charged; +Inf without a cap.").set_function(
-            lambda: math.inf if (left := self.spending.account.left_nats) is None else left
-        )
-        self._gauge("half_bound", f"{HALF_QUESTION} Bound on the {HALF_MEANING}.").set_function(
-            lambda: self.spending.account.half_success
-        )
-        self._gauge("world_bound", f"{WORLD_QUESTION} Bound on the {WORLD_MEANING}.").set_function(
-            lambda: self.spending.account.world_success(curator.num_worlds)
-        )
-        self._gauge(
-            "dissent_ratio", "Share of tokens on which worlds differed: coarse, and NaN at first."
-        ).set_function(lambda: math.nan if self.dissent.share is None else self.dissent.share)
+        for reading in figures.readings():
+            self._gauge(reading.name, reading.help_text).set_function(reading.read)
 
     def watch(self, queue: Queue) -> None:
         """Show a queue's lengths."""

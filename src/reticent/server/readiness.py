@@ -45,7 +45,7 @@ class ReadinessCheck:
 
 def check_readiness(service: Service) -> Readiness:
     """The state of a server now. Asks the database and the disk: call it off the event loop."""
-    budget_spent = not service.curator.account.can_afford(service.settings.decoding.charging.reserve_units)
+    budget_spent = not service.curator.account.can_afford(service.settings.decoding.reserve_units)
     reason = _failure(service)
     if reason is None and budget_spent and service.settings.on_exhausted is OnExhausted.REFUSE:
         reason = BUDGET_SPENT

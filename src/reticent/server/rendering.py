@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from reticent.ledger.api_keys import ApiKey, Scope
-from reticent.pac.accounting import units_to_nats
+from reticent.ledger.usage import Spending
 from reticent.server import schemas
 from reticent.server.answers import CUT_SHORT, Answers, Finished
+from reticent.server.figures import AnyPrivacy, KeySpending
 from reticent.server.jobs import FinishReason, TokenSource
 from reticent.server.metering import KeyMeter
 from reticent.server.schemas import OpenAIFinishReason, Provenance, Source
@@ -173,38 +174,22 @@ def usage_of(service: Service, answers: Answers) -> schemas.Usage:
     )
 
 
-def _privacy_of(service: Service, answers: Answers) -> schemas.Privacy:
-    """The most that a request cost, and the totals that its key may see: its own, and with `admin` the deployment's."""
-    key = answers.asked.key
-    finished = answers.finished.values()
-    return schemas.Privacy(
-        tokens_charged=sum(end.num_private for end in finished),
-        nats_charged=units_to_nats(sum(end.reserve_units for end in finished)),
-        key=None if key is None else key_privacy(answers.meter),
-        deployment=deployment_privacy(service, key),
-    )
+def _privacy_of(service: Service, answers: Answers) -> AnyPrivacy:
+    """The most that a request cost, and the totals that its key may see."""
+    key, finished = answers.asked.key, answers.finished.values()
+    spending = Spending(sum(end.num_private for end in finished), sum(end.reserve_units for end in finished))
+    own = None if key is None else key_spending(answers.meter)
+    return service.figures.of_request(spending, own, is_operator(key))
 
 
-def key_privacy(meter: KeyMeter) -> schemas.KeyPrivacy:
-    """The most that one key's tokens cost over its life."""
-    spending = meter.spending
-    return schemas.KeyPrivacy(
-        tokens_charged=spending.tokens, nats_charged=units_to_nats(spending.units), tokens_left=meter.tokens_left
-    )
+def key_spending(meter: KeyMeter) -> KeySpending:
+    """The spending of one key over its life."""
+    return KeySpending(meter.spending, meter.tokens_left)
 
 
-def deployment_privacy(service: Service, key: ApiKey | None) -> schemas.DeploymentPrivacy | None:
-    """The cost of all releases so far, coarsely; None for a key that may not see it: it tells how much others write."""
-    if key is not None and Scope.ADMIN not in key.scopes:
-        return None
-    curator, account = service.curator, service.metrics.spending.account
-    return schemas.DeploymentPrivacy(
-        tokens_charged=curator.state.tokens_released,
-        nats_charged=account.spent_nats,
-        nats_left=account.left_nats,
-        half_bound=account.half_success,
-        world_bound=account.world_success(curator.num_worlds),
-    )
+def is_operator(key: ApiKey | None) -> bool:
+    """True for whoever may see the deployment's spending, which tells how much others write."""
+    return key is None or Scope.ADMIN in key.scopes
 
 
 def _finish_reason(finished: Finished) -> OpenAIFinishReason:

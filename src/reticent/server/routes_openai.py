@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from reticent.decoding.aggregates import CorpusDecoding
 from reticent.ledger.api_keys import ApiKey
 from reticent.server import errors, schemas
 from reticent.server.admission import Extent, admit
@@ -110,8 +111,16 @@ def _model(service: Service) -> schemas.Model:
 
 
 def _require_served(service: Service, body: SamplingRequest) -> None:
-    """Refuse another model's name, and a seed where the operator refuses seeds."""
+    """Refuse another model's name, and a seed where seeds are refused."""
     _require_model(service, body.model)
+    if body.seed is not None and isinstance(service.settings.decoding, CorpusDecoding):
+        raise ApiError(
+            400,
+            "seed is refused: tokens are drawn from the operating system's randomness, which is the noise that hides "
+            "who is in the corpus, and can never be repeated. Leave seed out.",
+            param="seed",
+            code="seed_refused",
+        )
     if body.seed is not None and service.settings.refuse_seeds:
         raise ApiError(
             400,
@@ -150,7 +159,7 @@ async def _make_request(
     """The request in tokens; prompts are encoded only once it has been admitted."""
     _require_served(service, body)
     settings = decoding_for(service, body.temperature)
-    admission = admit(service, key, extent, settings.charging)
+    admission = admit(service, key, extent, settings.reserve_units)
     try:
         prompts = [await service.tokenising.run(admission.key_id, encode) for encode in encoders]
     except QueueFullError:

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 from reticent.server.auth import Administrating
-from reticent.server.dashboard.summary import Summary, summarise
+from reticent.server.dashboard.summary import AnySummary, CorpusSummary, RealisedWorldSummary, summarise
 from reticent.server.pages import page_file
 from reticent.server.readiness import Readiness, ReadinessCheck
 from reticent.server.routes_openai import REFUSALS
@@ -69,8 +69,8 @@ async def metrics(request: Request, _: Administrating) -> Response:
     return Response(request.app.state.service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/dashboard/data", response_model=Summary, responses=_ADMIN_REFUSALS)
-async def dashboard_data(request: Request, _: Administrating) -> Summary:
+@router.get("/dashboard/data", response_model=AnySummary, responses=_ADMIN_REFUSALS)
+async def dashboard_data(request: Request, _: Administrating) -> RealisedWorldSummary | CorpusSummary:
     """Serve the dashboard's numbers."""
     service: Service = request.app.state.service
     found = await _readiness(request)

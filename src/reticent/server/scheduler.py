@@ -38,9 +38,9 @@ from typing import Any, Generic, Protocol
 
 from reticent.decoding.engines import C, VoteEngine
 from reticent.decoding.speculative import Continuation, extend_with_drafts
-from reticent.pac.curator import Curator
 from reticent.server.fair_queue import FairQueue, QueueFullError, select_suspension
 from reticent.server.jobs import FinishReason, Job, WrittenToken
+from reticent.server.releasing import AnyCurator
 from reticent.server.stepping import Step, decode_step
 
 logger = logging.getLogger("reticent.server")
@@ -87,7 +87,7 @@ class Batcher(Generic[C]):
     def __init__(
         self,
         engine: VoteEngine[C],
-        curator: Curator,
+        curator: AnyCurator,
         observer: Observer,
         *,
         max_concurrent: int,

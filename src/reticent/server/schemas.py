@@ -19,7 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from reticent.guarantees import Guarantee
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_MEANING, WORLD_QUESTION
+from reticent.server.corpus_schemas import CorpusPrivacy
 from reticent.server.messages import PARTS_TAG, TEXT_TAG, KnownFields, Message, PromptText
 
 SCORES = "it would show scores, and only released tokens may leave"
@@ -247,6 +249,7 @@ class DeploymentPrivacy(BaseModel):
 class Privacy(BaseModel):
     """The privacy cost of a request, its key's spending, and, for operators, the deployment's."""
 
+    guarantee: Literal[Guarantee.REALISED_WORLD] = Guarantee.REALISED_WORLD
     tokens_charged: int
     nats_charged: Annotated[float, Field(description=_WORST_CASE)]
     key: Annotated[KeyPrivacy | None, Field(description="Null on a server without keys.")]
@@ -262,7 +265,7 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    privacy: Privacy
+    privacy: Privacy | CorpusPrivacy
     reticent: Provenance
 
 

@@ -4,18 +4,25 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from reticent.decoding.aggregates import CorpusDecoding
 from reticent.decoding.engines import VoteEngine
-from reticent.decoding.votes import require_candidates
+from reticent.decoding.votes import DecodingSettings, require_candidates
+from reticent.dp.curator import CorpusCurator
+from reticent.errors import InvalidValueError
 from reticent.ledger.api_keys import KeyTable
 from reticent.ledger.database import Database
 from reticent.ledger.usage import UsageTable
 from reticent.pac.curator import Curator
 from reticent.server.auth import KeyDirectory
+from reticent.server.corpus_figures import CorpusFigures
+from reticent.server.figures import Figures
 from reticent.server.key_watch import KeyWatch
 from reticent.server.metering import Meters
 from reticent.server.metrics import Metrics
 from reticent.server.open_requests import OpenRequests
 from reticent.server.prompts import Prompts
+from reticent.server.realised_world_figures import RealisedWorldFigures
+from reticent.server.releasing import AnyCurator
 from reticent.server.scheduler import Batcher
 from reticent.server.settings import OnExhausted, ServerSettings
 from reticent.server.tokenising import Tokenising
@@ -25,7 +32,7 @@ class DeploymentLedger(Protocol):
     """A deployment's ledger, as the server needs it."""
 
     @property
-    def curator(self) -> Curator:
+    def curator(self) -> AnyCurator:
         """Releases tokens; for the engine's thread alone, but for reading its account and counts."""
         ...
 
@@ -55,11 +62,12 @@ class Service:
     meters: Meters
     key_watch: KeyWatch
     open_requests: OpenRequests
+    figures: Figures
     metrics: Metrics
     batcher: Batcher[Any]
 
     @property
-    def curator(self) -> Curator:
+    def curator(self) -> AnyCurator:
         """The deployment's curator; only its account and counts may be read here."""
         return self.deployment.curator
 
@@ -97,12 +105,12 @@ def assemble(
         StorageError: the database cannot be read.
     """
     limits, decoding = settings.limits, settings.decoding
-    require_candidates(decoding, engine.vocab_size)
-    # The rule is the deployment's, whatever the settings were made with.
-    decoding = replace(decoding, charging_rule=deployment.curator.charging_rule)
-    settings = replace(settings, decoding=decoding)
     curator, usage = deployment.curator, UsageTable(database)
-    metrics = Metrics(curator, decoding.charging)
+    decoding = _own_decoding(decoding, curator)
+    require_candidates(decoding, engine.vocab_size)
+    settings = replace(settings, decoding=decoding)
+    figures = _figures_of(curator, settings)
+    metrics = Metrics(curator, figures)
     batcher = Batcher(
         engine,
         curator,
@@ -128,6 +136,25 @@ def assemble(
         meters=meters,
         key_watch=KeyWatch(keys, meters),
         open_requests=OpenRequests(),
+        figures=figures,
         metrics=metrics,
         batcher=batcher,
     )
+
+
+def _own_decoding(asked: DecodingSettings | CorpusDecoding, curator: AnyCurator) -> DecodingSettings | CorpusDecoding:
+    """The settings of answers; what a deployment keeps for its life stands above what a server was made with."""
+    match asked, curator:
+        case CorpusDecoding(), CorpusCurator(settings=constants):
+            return CorpusDecoding.of(constants)
+        case DecodingSettings(), Curator(charging_rule=rule):
+            return replace(asked, charging_rule=rule)
+        case _:
+            raise InvalidValueError("the settings of the server are for the other guarantee than its deployment's")
+
+
+def _figures_of(curator: AnyCurator, settings: ServerSettings) -> Figures:
+    if isinstance(curator, CorpusCurator):
+        return CorpusFigures(curator, settings.delta)
+    assert isinstance(settings.decoding, DecodingSettings)
+    return RealisedWorldFigures(curator, settings.decoding.charging)

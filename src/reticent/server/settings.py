@@ -9,7 +9,9 @@ from enum import StrEnum
 from ipaddress import ip_network
 
 from reticent import _validate
+from reticent.decoding.aggregates import CorpusDecoding
 from reticent.decoding.votes import DecodingSettings
+from reticent.dp.plan import DEFAULT_DELTA
 from reticent.errors import InvalidValueError
 
 
@@ -108,7 +110,7 @@ class ServerSettings:
     Attributes:
         model_name: what `/v1/models` lists and requests must name.
         decoding: decoder, charge for one token, release mechanism, number of candidates, and the temperature where a
-            request names none.
+            request names none; or, for a corpus deployment, its constants.
         on_exhausted: continuation once the budget is spent.
         log_texts: whether prompts and answers are written to the log.
         limits: bounds on what clients may ask for.
@@ -116,10 +118,11 @@ class ServerSettings:
         refuse_seeds: whether a request with a seed gets status 400.
         connections: bounds on connections, and what is logged of clients.
         drain_seconds: seconds for answers in progress once the server is told to stop.
+        delta: δ at which a corpus deployment's ε is shown.
     """
 
     model_name: str
-    decoding: DecodingSettings
+    decoding: DecodingSettings | CorpusDecoding
     on_exhausted: OnExhausted = OnExhausted.REFUSE
     log_texts: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -127,7 +130,9 @@ class ServerSettings:
     refuse_seeds: bool = False
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     drain_seconds: float = 30.0
+    delta: float = DEFAULT_DELTA
 
     def __post_init__(self) -> None:
+        _validate.open_probability("delta", self.delta)
         _validate.non_negative_finite("drain-seconds", self.drain_seconds)
         _validate.integer_in_range("drafts", self.num_drafts, 0)

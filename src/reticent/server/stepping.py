@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from reticent.decoding.engines import C, VoteEngine, cast_public_step, cast_step
-from reticent.decoding.votes import Decoder
+from reticent.decoding.engines import C, VoteEngine, cast_public_step
 from reticent.errors import InvalidValueError, ReticentError
-from reticent.pac.curator import Ballot, Curator
 from reticent.server.jobs import FinishReason, Job, TokenSource, WrittenToken
+from reticent.server.releasing import AnyCurator, B, Releaser, releaser_of
 
 logger = logging.getLogger("reticent.server")
 
@@ -36,14 +35,14 @@ class Step(Generic[C]):
     commit_failed: bool | None = None
 
 
-def decode_step(engine: VoteEngine[C], curator: Curator, jobs: Sequence[Job[C]], public_fallback: bool) -> Step[C]:
+def decode_step(engine: VoteEngine[C], curator: AnyCurator, jobs: Sequence[Job[C]], public_fallback: bool) -> Step[C]:
     """Find the next token of every job; a job that was cancelled meanwhile gets neither a token nor a charge."""
     step: Step[C] = Step()
-    account = curator.account
-    affordable = [job for job in jobs if account.can_afford(job.settings.charging.reserve_units)]
-    votes = _cast_all(engine, affordable, step)
+    account, releaser = curator.account, releaser_of(curator)
+    affordable = [job for job in jobs if account.can_afford(job.settings.reserve_units)]
+    votes = _cast_all(engine, releaser, affordable, step)
     refused = [job for job in jobs if job not in affordable]
-    refused += _release_all(curator, votes, step)
+    refused += _release_all(releaser, votes, step)
     if public_fallback:
         _continue_in_public(engine, refused, step)
     else:
@@ -51,34 +50,30 @@ def decode_step(engine: VoteEngine[C], curator: Curator, jobs: Sequence[Job[C]],
     return step
 
 
-def _cast_all(engine: VoteEngine[C], jobs: Sequence[Job[C]], step: Step[C]) -> list[tuple[Job[C], Ballot]]:
+def _cast_all(
+    engine: VoteEngine[C], releaser: Releaser[B], jobs: Sequence[Job[C]], step: Step[C]
+) -> list[tuple[Job[C], B]]:
     """The ballots of all jobs whose key may have another token, one token taken from its allowance."""
-    cast: list[tuple[Job[C], Ballot]] = []
-    found = cast_step(engine, [job.open_context for job in jobs], [job.vote_request for job in jobs])
-    for job, votes_M in zip(jobs, found, strict=True):
-        if isinstance(votes_M, Exception):
-            logger.error("votes could not be cast", exc_info=votes_M, extra=job.log_fields)
+    votes: list[tuple[Job[C], B]] = []
+    for job, ballot in zip(jobs, releaser.cast(engine, jobs), strict=True):
+        if isinstance(ballot, Exception):
+            logger.error("votes could not be cast", exc_info=ballot, extra=job.log_fields)
             step.ended.append((job, FinishReason.FAULT))
         elif job.cancelled:
             continue
         elif not job.allowance.take():
             step.ended.append((job, FinishReason.QUOTA))
         else:
-            settings = job.settings
-            coin_key = None if settings.decoder is Decoder.GREEDY else job.coins.key
-            ballot = Ballot(
-                votes_M, settings.charging, job.answer_id, job.step, coin_key, job.key_id, settings.release_mechanism
-            )
-            cast.append((job, ballot))
-    return cast
+            votes.append((job, ballot))
+    return votes
 
 
-def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step: Step[C]) -> list[Job[C]]:
+def _release_all(releaser: Releaser[B], votes: Sequence[tuple[Job[C], B]], step: Step[C]) -> list[Job[C]]:
     """Release the ballots with one commit; return the jobs that the budget does not cover."""
     if not votes:
         return []
     try:
-        released = curator.release_many([ballot for _, ballot in votes])
+        released = releaser.release_many([ballot for _, ballot in votes])
     except Exception as error:
         step.commit_failed = not isinstance(error, InvalidValueError)
         # What we raise ourselves is a state of affairs; anything else is a defect and its traceback is wanted.
@@ -101,7 +96,7 @@ def _release_all(curator: Curator, votes: Sequence[tuple[Job[C], Ballot]], step:
         else:
             job.allowance.charge(token.reserve_units)
             step.tokens.append((job, WrittenToken(token.token, TokenSource.PRIVATE, token.reserve_units)))
-            step.num_dissenting += token.num_active > 1
+            step.num_dissenting += token.is_dissenting
     return refused
 
 

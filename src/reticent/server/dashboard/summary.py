@@ -4,12 +4,14 @@ Nothing here depends on the realised world beyond released tokens, and what depe
 metrics.
 """
 
-from typing import Final
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, TypeAdapter
 
 from reticent import __version__
-from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_QUESTION
+from reticent.guarantees import Guarantee
+from reticent.server.corpus_schemas import CorpusGuarantee
+from reticent.server.releasing import num_worlds_of
 from reticent.server.service import Service
 from reticent.server.timings import AnswerTimes
 
@@ -55,7 +57,7 @@ class Refusals(BaseModel):
 
 
 class Summary(BaseModel):
-    """Everything on the page. Bounds are chances; `*_at_cap` is what they will be once the whole budget is spent."""
+    """Everything on the page but what belongs to one guarantee."""
 
     model: str
     version: str
@@ -65,25 +67,11 @@ class Summary(BaseModel):
     reason: str | None
     worlds: int
     on_exhausted: str
-    step_nats: float
-    charging: str
     budget_spent: bool
     tokens_released: int
     tokens_left: int | None
-    nats_spent: float
-    nats_cap: float | None
-    nats_left: float | None
-    half_question: str = HALF_QUESTION
-    half_meaning: str = HALF_MEANING
-    not_bounded: str = NOT_BOUNDED
-    half_bound: float
-    half_at_cap: float | None
-    world_question: str = WORLD_QUESTION
-    world_bound: float
-    world_at_cap: float | None
     tokens_per_hour: float
     hours_left: float | None
-    dissent_share: float | None
     answers_active: int
     answers_waiting: int
     max_concurrent: int
@@ -93,7 +81,61 @@ class Summary(BaseModel):
     keys: list[KeyUse]
 
 
-def summarise(service: Service, now: int, reason: str | None) -> Summary:
+class RealisedWorldSummary(Summary):
+    """The page of a realised-world deployment. Bounds are chances; `*_at_cap` is for the whole budget spent."""
+
+    guarantee: Literal[Guarantee.REALISED_WORLD]
+    step_nats: float
+    charging: str
+    nats_spent: float
+    nats_cap: float | None
+    nats_left: float | None
+    half_question: str
+    half_meaning: str
+    not_bounded: str
+    half_bound: float
+    half_at_cap: float | None
+    world_question: str
+    world_bound: float
+    world_at_cap: float | None
+    dissent_share: float | None
+
+
+class CorpusSummary(Summary):
+    """The page of a corpus deployment. Bounds are chances; `*_at_cap` is for the whole budget spent.
+
+    `*_in_blocks` is a second, tighter reading of the same tokens, or None where it is not certified.
+    """
+
+    guarantee: CorpusGuarantee
+    relation: str
+    neighbours: str
+    rho_a_token: float
+    rho_spent: float
+    rho_cap: float | None
+    rho_left: float | None
+    membership_question: str
+    membership_meaning: str
+    not_covered: str
+    membership_bound: float
+    membership_at_cap: float | None
+    membership_in_blocks: float | None
+    epsilon: float
+    epsilon_at_cap: float | None
+    epsilon_in_blocks: float | None
+    delta: float
+    clip: float
+    gain: float
+    temperature: float
+    sway: Annotated[float, Field(description="w, the most that all worlds together move a score, in nats.")]
+    candidates: int
+
+
+AnySummary = Annotated[RealisedWorldSummary | CorpusSummary, Field(discriminator="guarantee")]
+_SUMMARIES: Final[TypeAdapter[RealisedWorldSummary | CorpusSummary]] = TypeAdapter(AnySummary)
+
+
+def summarise(service: Service, now: int, reason: str | None) -> RealisedWorldSummary | CorpusSummary:
     """Collect the page's numbers; asks the database, so call it off the event loop.
 
     Args:
@@ -105,42 +147,31 @@ def summarise(service: Service, now: int, reason: str | None) -> Summary:
         StorageError: the database cannot be read.
     """
     curator, settings = service.curator, service.settings
-    account, charging = service.metrics.spending.account, settings.decoding.charging
-    at_cap, tokens_left = account.at_cap, account.tokens_left(charging)
+    own = service.figures.dashboard()
     hours = _count_by_hour(service, now)
-    per_hour = _tokens_per_hour(hours, now)
-    return Summary(
-        model=settings.model_name,
-        version=__version__,
-        now=now,
-        started=service.started,
-        ready=reason is None,
-        reason=reason,
-        worlds=curator.num_worlds,
-        on_exhausted=settings.on_exhausted.value,
-        step_nats=charging.step_budget,
-        charging=charging.rule.value,
-        budget_spent=not curator.account.can_afford(charging.reserve_units),
-        tokens_released=curator.state.tokens_released,
-        tokens_left=tokens_left,
-        nats_spent=account.spent_nats,
-        nats_cap=account.cap_nats,
-        nats_left=account.left_nats,
-        half_bound=account.half_success,
-        half_at_cap=None if at_cap is None else at_cap.half_success,
-        world_bound=account.world_success(curator.num_worlds),
-        world_at_cap=None if at_cap is None else at_cap.world_success(curator.num_worlds),
-        tokens_per_hour=per_hour,
-        hours_left=tokens_left / per_hour if tokens_left is not None and per_hour else None,
-        dissent_share=service.metrics.dissent.share,
-        answers_active=service.batcher.num_active,
-        answers_waiting=service.batcher.num_waiting,
-        max_concurrent=settings.limits.max_concurrent,
-        durations=_summarise_durations(service.metrics.times),
-        refusals=[Refusals(reason=reason, count=count) for reason, count in service.metrics.refusals.items()],
-        hours=hours,
-        keys=_summarise_keys(service, now),
-    )
+    per_hour, tokens_left = _tokens_per_hour(hours, now), own["tokens_left"]
+    common = {
+        "model": settings.model_name,
+        "version": __version__,
+        "now": now,
+        "started": service.started,
+        "ready": reason is None,
+        "reason": reason,
+        "worlds": num_worlds_of(curator),
+        "on_exhausted": settings.on_exhausted.value,
+        "budget_spent": not curator.account.can_afford(settings.decoding.reserve_units),
+        "tokens_released": curator.state.tokens_released,
+        "tokens_per_hour": per_hour,
+        "hours_left": tokens_left / per_hour if tokens_left is not None and per_hour else None,
+        "answers_active": service.batcher.num_active,
+        "answers_waiting": service.batcher.num_waiting,
+        "max_concurrent": settings.limits.max_concurrent,
+        "durations": _summarise_durations(service.metrics.times),
+        "refusals": [Refusals(reason=reason, count=count) for reason, count in service.metrics.refusals.items()],
+        "hours": hours,
+        "keys": _summarise_keys(service, now),
+    }
+    return _SUMMARIES.validate_python(common | own)
 
 
 def _summarise_durations(times: AnswerTimes) -> list[Duration]:
