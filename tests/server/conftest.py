@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
 from openai import OpenAI
@@ -20,8 +21,14 @@ from server.engine_parts import Arithmetic, Recorder, make_curator
 from server.processes import Serving
 from worlds.small_runs import Silent, small_request, write_corpus
 
+from reticent.decoding.aggregates import CorpusDecoding
+from reticent.decoding.logit_votes import aggregates_from_logits
 from reticent.decoding.votes import Decoder, DecodingSettings
+from reticent.dp.accounting import units_to_rho
+from reticent.dp.relations import Relation
+from reticent.dp.release import CorpusSettings
 from reticent.ledger.api_keys import KeyTable, Scope
+from reticent.ledger.corpus_store import CorpusLedger
 from reticent.ledger.keys import Keyring
 from reticent.ledger.store import Ledger
 from reticent.randomness import SystemNoise
@@ -63,11 +70,24 @@ def parts(served_run) -> Parts:
     return Parts(run.engine(base), base.load_tokenizer(), run.manifest.num_worlds)
 
 
+class Aggregating:
+    """An engine that adds up votes from its own logits, all worlds occupied."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def aggregates(self, contexts, settings):
+        return aggregates_from_logits(self._engine, contexts, settings, np.ones(self.num_worlds, np.bool_))
+
+
 @dataclass
 class Live:
     url: str
     service: Service
-    ledger: Ledger
+    ledger: Ledger | CorpusLedger
     keys: KeyTable
 
     def http(self, key: str | None = None, **options: Any) -> httpx.Client:
@@ -150,6 +170,52 @@ def launcher(stack, parts, folder):
         return Live(url, service, ledger, KeyTable(ledger.database))
 
     return start
+
+
+def corpus_constants(num_worlds, gain=2.0):
+    return CorpusSettings(0.1, gain, 1.25, 8, num_worlds, Relation.ADD_REMOVE)
+
+
+def corpus_launcher(stack, parts, folder):
+    """A function that starts a server of a corpus deployment whose ledger lies in `folder`; the stack stops it."""
+
+    def start(*, tokens=None, on_exhausted=OnExhausted.REFUSE, delta=1e-6, database_url=None, **limits) -> Live:
+        constants = corpus_constants(parts.num_worlds)
+        ledger = stack.enter_context(
+            CorpusLedger.open(
+                folder,
+                "run",
+                constants,
+                Keyring(folder / "keys", {}),
+                database_url=database_url,
+                total_rho=None if tokens is None else units_to_rho(constants.charge_units) * (tokens + 0.5),
+                bits=SystemNoise(),
+            )
+        )
+        settings = ServerSettings(
+            "tiny", CorpusDecoding.of(constants), on_exhausted, limits=Limits(**limits), delta=delta
+        )
+        service = assemble(
+            settings,
+            "0123456789abcdef",
+            int(time.time()),
+            Aggregating(parts.ensemble),
+            parts.tokenizer,
+            ledger,
+            ledger.database,
+            parts.declared_ends,
+        )
+        url = stack.enter_context(run_uvicorn(create_app(service, drain_seconds=10)))
+        return Live(url, service, ledger, KeyTable(ledger.database))
+
+    return start
+
+
+@pytest.fixture
+def live_corpus(parts, tmp_path):
+    """A function that starts a server of a corpus deployment of this test's own."""
+    with contextlib.ExitStack() as stack:
+        yield corpus_launcher(stack, parts, tmp_path)
 
 
 @pytest.fixture
