@@ -18,7 +18,7 @@ from benchmarks.timing import Paired
 from reticent import _memory as memory
 from reticent.engine.engine import Engine
 from reticent.ledger.store import Ledger
-from reticent.server import stepping
+from reticent.server import releasing
 
 SMOKE = ["--smoke", "--dtype", "float32"]
 
@@ -154,7 +154,7 @@ def test_noise_of_another_size_is_a_wrong_answer(errors_of: ErrorsOf, monkeypatc
     assert "noise covariance" in error
 
 
-def votes_of_another_token(*arguments: Any, genuine: Any = stepping.cast_step) -> Any:
+def votes_of_another_token(*arguments: Any, genuine: Any = releasing.cast_step) -> Any:
     return [votes - 1 for votes in genuine(*arguments)]
 
 
@@ -165,7 +165,7 @@ def commit_to_nowhere(*_arguments: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "message"),
     [
-        (stepping, "cast_step", votes_of_another_token, "is not that of the engine alone"),
+        (releasing, "cast_step", votes_of_another_token, "is not that of the engine alone"),
         (Ledger, "commit", commit_to_nowhere, "the ledger holds"),
     ],
 )
