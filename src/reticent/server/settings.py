@@ -11,7 +11,7 @@ from ipaddress import ip_network
 from reticent import _validate
 from reticent.decoding.aggregates import CorpusDecoding
 from reticent.decoding.votes import DecodingSettings
-from reticent.dp.plan import DEFAULT_DELTA
+from reticent.dp.plan import LARGEST_DEFAULT_DELTA
 from reticent.errors import InvalidValueError
 
 
@@ -130,7 +130,7 @@ class ServerSettings:
     refuse_seeds: bool = False
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     drain_seconds: float = 30.0
-    delta: float = DEFAULT_DELTA
+    delta: float = LARGEST_DEFAULT_DELTA
 
     def __post_init__(self) -> None:
         _validate.open_probability("delta", self.delta)
