@@ -274,3 +274,16 @@ def test_an_aggregate_of_other_settings_is_refused():
 def test_votes_are_not_shown():
     votes_K = np.array([123456, 0, -123456])
     assert "123456" not in repr(Aggregate(np.arange(3), np.full(3, -math.log(3)), votes_K))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_corpus_moves_a_token_by_more_than_twice_w(sign):
+    """Free besides: a token is at most e^{2w} times as likely as under the public model, whatever the worlds say."""
+    settings, public = make_settings(gain=3.0), np.array([0.9, 0.05, 0.05])
+    for votes in ((1, -1, -1), (-1, 1, -1), (-1, 1, 1)):
+        sums = sign * np.array(votes) * settings.num_worlds * settings.vote_limit
+        weights = integer_weights(Aggregate(np.arange(3), np.log(public), sums), settings)
+        ratios = np.array([weight / sum(weights) for weight in weights]) / public
+        assert ratios.max() <= math.exp(2 * settings.w) * (1 + 1e-12)
+        assert ratios.min() >= math.exp(-2 * settings.w) * (1 - 1e-12)
+        assert not np.allclose(ratios, 1.0)
