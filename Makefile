@@ -34,7 +34,7 @@ test: lint ## run lint, type check and all tests
 
 # What computes along two paths and compares; the widest vectors a laptop without AVX-512 has, in every library.
 PORTABLE_TESTS := tests/layers tests/engine tests/models/test_families.py tests/models/test_pointwise.py \
-  tests/training/test_multiworld.py tests/auditing/test_scoring.py tests/auditing/test_prefixes.py \
+  tests/training/test_multiworld.py tests/training/test_isolated.py tests/auditing/test_scoring.py tests/auditing/test_prefixes.py \
   tests/auditing/test_extraction.py tests/auditing/test_self_prompted.py tests/decoding/test_speculative.py \
   tests/evaluation/test_vote_casting.py tests/evaluation/test_model_votes.py
 

@@ -13,6 +13,9 @@ from scipy.stats import chisquare
 from small_runs import NUM_RECORDS, Recording, Silent, assert_same_bits, small_request
 
 import reticent
+from reticent.decoding.logit_votes import cast_integer_votes
+from reticent.dp.relations import Relation
+from reticent.dp.release import Aggregate, CorpusSettings
 from reticent.errors import CorpusError, InvalidValueError, RunDirectoryError
 from reticent.guarantees import Guarantee
 from reticent.training.settings import TrainingSettings
@@ -79,6 +82,15 @@ def test_a_run_with_places_carries_the_corpus_guarantee_and_says_who_is_where(pl
 def test_it_is_no_run_of_the_other_guarantee(placed_run: RunDirectory) -> None:
     with pytest.raises(RunDirectoryError, match="carries the corpus guarantee"):
         RunDirectory.open(placed_run.folder)
+
+
+def test_its_engine_adds_up_the_votes_of_the_worlds_that_hold_someone(placed_run: RunDirectory) -> None:
+    engine = placed_run.corpus_engine(placed_run.base(), clip=0.5)
+    context = engine.open([1, 2, 3])
+    [aggregate] = engine.aggregates([context], CorpusSettings(0.5, 1.0, 1.0, 8, 6, Relation.REPLACEMENT))
+    assert isinstance(aggregate, Aggregate)
+    votes = cast_integer_votes(engine, context, 8, 0.5, np.ones(6, dtype=bool)).votes_MK
+    assert aggregate.sum_K.tolist() == votes[placed_run.occupied()].sum(0).tolist()
 
 
 def test_a_build_that_is_resumed_keeps_its_places(

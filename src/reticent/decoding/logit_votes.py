@@ -7,6 +7,7 @@ Shape suffixes: M worlds, K candidates, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -65,6 +66,36 @@ def votes_from_logits(
     ]
 
 
+@dataclass(frozen=True, eq=False)
+class IntegerVotes:
+    """What the public model proposes for a token, and every world's integer votes on it.
+
+    Attributes:
+        candidates_K: token ids, int64[K].
+        public_logp_K: the public model's log-probabilities over them alone, float64[K].
+        votes_MK: int64[M, K]. Private.
+    """
+
+    candidates_K: NDArray[np.int64]
+    public_logp_K: NDArray[np.float64]
+    votes_MK: NDArray[np.int64] = field(repr=False)
+
+
+def cast_integer_votes(
+    source: LogitSource[ContextT], context: ContextT, num_candidates: int, clip: float, occupied_M: NDArray[np.bool_]
+) -> IntegerVotes:
+    """Cast every world's integer votes for the token after `context`. No value of a world raises.
+
+    Raises:
+        InvalidValueError: the public model gives no distribution.
+    """
+    public_logits_V = source.public_logits(context)
+    candidates_K = top_candidates(public_logits_V, num_candidates)
+    public_logp_K = public_log_probabilities(public_logits_V[candidates_K])
+    votes_MK = integer_votes(public_logp_K, source.world_logits(context, candidates_K), occupied_M, clip)
+    return IntegerVotes(candidates_K, public_logp_K, votes_MK)
+
+
 def add_up_votes(
     source: LogitSource[ContextT], context: ContextT, settings: CorpusSettings, occupied_M: NDArray[np.bool_]
 ) -> Aggregate:
@@ -73,11 +104,8 @@ def add_up_votes(
     Raises:
         InvalidValueError: the public model gives no distribution.
     """
-    public_logits_V = source.public_logits(context)
-    candidates_K = top_candidates(public_logits_V, settings.num_candidates)
-    public_logp_K = public_log_probabilities(public_logits_V[candidates_K])
-    votes_MK = integer_votes(public_logp_K, source.world_logits(context, candidates_K), occupied_M, settings.clip)
-    return Aggregate(candidates_K, public_logp_K, votes_MK.sum(axis=0))
+    cast = cast_integer_votes(source, context, settings.num_candidates, settings.clip, occupied_M)
+    return Aggregate(cast.candidates_K, cast.public_logp_K, cast.votes_MK.sum(axis=0))
 
 
 def aggregates_from_logits(

@@ -33,16 +33,24 @@ class TokenRun:
 
 
 class DecodeSteps:
-    """Runs decode steps; with `captures`, those that come again are replayed as CUDA graphs, see `cuda_graphs`."""
+    """Runs decode steps; with `captures`, those that come again are replayed as CUDA graphs, see `cuda_graphs`.
 
-    def __init__(self, decoder: BatchedDecoder, blocks: AdaptedBlocks, captures: bool) -> None:
+    With `public_apart` the public row goes through the adapted blocks in a pass of its own; nothing is captured then.
+    """
+
+    def __init__(
+        self, decoder: BatchedDecoder, blocks: AdaptedBlocks, captures: bool, public_apart: bool = False
+    ) -> None:
         self._decoder = decoder
         self._blocks = blocks
+        self._public_apart = public_apart
         device = decoder.architecture.device
         self._graphs, self._public_graphs = (CudaGraphRunner(device) if captures else None for _ in range(2))
 
     def all_rows(self, runs: Sequence[TokenRun]) -> Tensor:
         """Final hidden states of the public model and all worlds after each token, [1 + M, N, D]."""
+        if self._public_apart:
+            return self._step(self._rows_apart(runs), runs, None)
         return self._step(self._all, runs, self._graphs)
 
     def public_row(self, runs: Sequence[TokenRun]) -> Tensor:
@@ -64,6 +72,23 @@ class DecodeSteps:
         tokens_N, positions_N = (torch.tensor(numbers, device=device) for numbers in (tokens, positions))
         return forward(tokens_N, positions_N, self._attention(runs))
 
+    def _rows_apart(self, runs: Sequence[TokenRun]) -> _Forward:
+        """The public row and then the worlds' through the adapted blocks, in two passes: [1 + M, N, D]."""
+        attend_worlds = self._attention(runs, first_row=1)
+        # Keys and values of a block that all rows share are stored once, in the one row that its cache has.
+        shared = self._blocks.adapted.start if self._blocks.first_attention_is_shared else None
+
+        def forward(tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+            def attend_to_own(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                return (attend if layer == shared else attend_worlds)(layer, query, key, value)
+
+            trunk_1ND = self._blocks.run_trunk(tokens_N, positions_N, attend)
+            public_1ND = self._blocks.run_public(trunk_1ND, positions_N, attend)
+            worlds_MND = self._blocks.run_rows(trunk_1ND, positions_N, attend_to_own, skip=0)
+            return self._decoder.final_hidden(torch.cat([public_1ND, worlds_MND]))
+
+        return forward
+
     def _all(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         trunk_1ND = self._blocks.run_trunk(tokens_N, positions_N, attend)
         return self._decoder.final_hidden(self._blocks.run_rows(trunk_1ND, positions_N, attend, skip=1))
@@ -73,14 +98,14 @@ class DecodeSteps:
         layers = range(self._decoder.num_layers)
         return self._decoder.final_hidden(self._decoder.run_layers(hidden_1ND, layers, positions_N, attend))
 
-    def _attention(self, runs: Sequence[TokenRun]) -> Attend:
-        """Attention of new tokens over each context's cache."""
+    def _attention(self, runs: Sequence[TokenRun], first_row: int = 0) -> Attend:
+        """Attention of new tokens over each context's cache, for rows from `first_row` of the caches on."""
         places = _places([len(run.tokens) for run in runs])
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             mixed = []
             for run, here in zip(runs, places, strict=True):
-                stored = run.context.caches[layer].append(run.start, key[:, here], value[:, here])
+                stored = run.context.caches[layer].append(run.start, key[:, here], value[:, here], first_row)
                 mixed.append(self._decoder.attention_over(layer, query[:, here], *stored))
             return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
 

@@ -68,12 +68,15 @@ class Engine:
     same bits; another batch may round otherwise.
     """
 
+    _public_apart = False
+    """Whether the public row goes through the adapted blocks in a pass of its own."""
+
     def __init__(self, decoder: BatchedDecoder, adapters: StackedAdapters, capture_graphs: bool | None = None) -> None:
         """Take a decoder and the worlds' adapters; `capture_graphs` replays decode steps, by default on CUDA only."""
         captures = decoder.architecture.device.type == "cuda" if capture_graphs is None else capture_graphs
         self._decoder = decoder
         self._blocks = AdaptedBlocks(decoder, adapters)
-        self._steps = DecodeSteps(decoder, self._blocks, captures)
+        self._steps = DecodeSteps(decoder, self._blocks, captures, self._public_apart)
         self._cache_block = _CAPTURED_CACHE_BLOCK if captures else _CACHE_BLOCK
 
     @property
@@ -119,10 +122,14 @@ class Engine:
             torch.tensor(context.tokens, device=device), positions_N, self._trunk_attention(context)
         )
         finals: list[Tensor] = []
+        if self._public_apart:
+            attend = self._storing_attention(context, 0)
+            hidden_GND = self._blocks.run_public(trunk_1ND, positions_N, attend)
+            finals.append(self._decoder.final_hidden(hidden_GND[:, -1]))
         for some in self._blocks.parts(_PREFILL_TOKENS, len(prompt)):
             if finals:
                 yield
-            skip = 1 if some.start == 0 else 0
+            skip = 1 if some.start == 0 and not self._public_apart else 0
             attend = self._storing_attention(context, some.start + 1 - skip)
             hidden_GND = self._blocks.run_rows(trunk_1ND, positions_N, attend, skip, some)
             finals.append(self._decoder.final_hidden(hidden_GND[:, -1]))

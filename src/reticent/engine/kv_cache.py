@@ -19,18 +19,20 @@ class LayerCache:
         """The number of positions there is room for."""
         return 0 if self.key_GTHC is None else self.key_GTHC.shape[1]
 
-    def append(self, cached_len: int, key_GNHC: Tensor, value_GNHC: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new positions of the first rows after the first `cached_len`, and return all positions of these rows.
+    def append(
+        self, cached_len: int, key_GNHC: Tensor, value_GNHC: Tensor, first_row: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Store new positions of some rows after the first `cached_len`, and return all positions of these rows.
 
         Returns:
             Keys and values, [G, cached_len + N, H, C].
         """
-        num_rows, stop = key_GNHC.shape[0], cached_len + key_GNHC.shape[1]
+        rows, stop = slice(first_row, first_row + key_GNHC.shape[0]), cached_len + key_GNHC.shape[1]
         self.key_GTHC = self._grow(self.key_GTHC, cached_len, key_GNHC, stop)
         self.value_GTHC = self._grow(self.value_GTHC, cached_len, value_GNHC, stop)
-        self.key_GTHC[:num_rows, cached_len:stop] = key_GNHC
-        self.value_GTHC[:num_rows, cached_len:stop] = value_GNHC
-        return self.key_GTHC[:num_rows, :stop], self.value_GTHC[:num_rows, :stop]
+        self.key_GTHC[rows, cached_len:stop] = key_GNHC
+        self.value_GTHC[rows, cached_len:stop] = value_GNHC
+        return self.key_GTHC[rows, :stop], self.value_GTHC[rows, :stop]
 
     def store_rows(self, first_row: int, num_rows: int, key_GNHC: Tensor, value_GNHC: Tensor) -> None:
         """Store the first N positions of some consecutive rows, in place, in a cache of `num_rows` rows."""

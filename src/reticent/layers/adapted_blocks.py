@@ -42,6 +42,10 @@ class AdaptedBlocks:
         embedded = self._decoder.embed(tokens, positions_T.expand_as(tokens)).view(1, tokens.numel(), -1)
         return self._decoder.run_layers(embedded, self.trunk, positions_T, attend)
 
+    def run_public(self, trunk_1ND: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Run the adapted blocks without an adapter, for the public row alone: [1, N, D]."""
+        return self._decoder.run_layers(trunk_1ND, self.adapted, positions_T, attend)
+
     def run_rows(
         self, trunk_1ND: Tensor, positions_T: Tensor, attend: Attend, skip: int, adapters: slice | None = None
     ) -> Tensor:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from reticent._files import atomic_write, atomic_write_bytes, sha256_of_file
 from reticent._records import check_files, package_versions
+from reticent.engine.corpus_engine import CorpusEngine, require_isolation
 from reticent.engine.engine import Engine
 from reticent.errors import RunDirectoryError, TrainingError
 from reticent.layers.adapters import StackedAdapters
@@ -184,6 +185,26 @@ class RunDirectory:
         """
         model = base.load(dtype or self.dtype).to(usable_device(device))
         return Engine(batched_decoder(model), self.worlds())
+
+    def corpus_engine(
+        self, base: LanguageModel, clip: float, dtype: torch.dtype | None = None, device: str = "cpu"
+    ) -> CorpusEngine:
+        """The ensemble of a run with places, once the device has been tried for isolation; see `engine.corpus_engine`.
+
+        Args:
+            base: the base model.
+            clip: c of the deployment, in nats.
+            dtype, device: where and in what to compute; the training type unless another is given.
+
+        Raises:
+            InvalidValueError: there is no such device, or worlds feel each other on it.
+            RunDirectoryError: the run has no places, or they are damaged.
+        """
+        occupied = self.occupied()
+        decoder = batched_decoder(base.load(dtype or self.dtype).to(usable_device(device)))
+        worlds = self.worlds()
+        require_isolation(decoder, worlds, clip)
+        return CorpusEngine(decoder, worlds, occupied)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
