@@ -194,7 +194,8 @@ class RunDirectory:
         Args:
             base: the base model.
             clip: c of the deployment, in nats.
-            dtype, device: where and in what to compute; the training type unless another is given.
+            dtype: type to compute in; the training type unless given.
+            device: where to compute.
 
         Raises:
             InvalidValueError: there is no such device, or worlds feel each other on it.
