@@ -42,6 +42,10 @@ class TokenSignals:
         if len(shapes) != 1 or self.logp.ndim != 1:
             raise InvalidValueError(f"token signals must be one-dimensional and of one length, got {sorted(shapes)}")
 
+    def select(self, kept: slice | NDArray[np.int64]) -> "TokenSignals":
+        """The signals of some of the tokens."""
+        return TokenSignals(self.logp[kept], self.mu[kept], self.sigma2[kept], self.entropy[kept], self.rank[kept])
+
     @property
     def num_tokens(self) -> int:
         """T, the number of scored tokens."""

@@ -59,7 +59,7 @@ class AuditOptions:
         shots: non-members in the prefix, for recall.
         candidates: other secrets a canary is ranked among.
         samples: continuations drawn for each canary, and for each text by samia.
-        places: places of each text at which petal asks a server for its guess, at most.
+        places: places of each text at which a server is asked for the next token, at most.
         cache: folder of finished passes; `cache` in the output folder unless given.
         resume: use and fill the cache.
         api_key_env: environment variable with a server's key.
@@ -339,7 +339,9 @@ def _target_options(options: AuditOptions) -> "TargetOptions":
         dtype=torch_dtype(options.dtype),
         device=options.device,
         batch_tokens=options.batch_tokens,
-        endpoint=EndpointSettings("", api_key_variable=options.api_key_env, timeout_s=options.timeout),
+        endpoint=EndpointSettings(
+            "", api_key_variable=options.api_key_env, timeout_s=options.timeout, num_places=options.places
+        ),
     )
 
 

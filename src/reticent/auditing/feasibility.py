@@ -5,14 +5,19 @@ from dataclasses import dataclass
 
 from reticent.auditing.attacks.evidence import Need
 from reticent.auditing.attacks.registry import Attack, AttackName
+from reticent.auditing.inputs.places import PlacedScorer
 from reticent.auditing.results import SkippedAttack
 from reticent.auditing.targets.endpoint import RemoteScorer, TextOnlyScorer
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.targets import Target, TargetKind
+from reticent.auditing.targets.top_logprobs import TopLogprobScorer
 from reticent.errors import AuditError
 
 _ENDPOINT_SHOWS_NO_WEIGHTS = "a server shows no weights; this attack is white-box, audit the model's own folder instead"
 
+
+_NEEDS_EVERY_TOKEN = (AttackName.EZ_MIA, AttackName.WBC)
+"""Attacks that go by differences token by token, for which bounds of some tokens give none."""
 
 _LIRA_NEEDS_SHADOWS = (
     "it needs models trained like the target, some with and some without each text: adapt four or more with the "
@@ -85,6 +90,8 @@ def _reason(attack: Attack, target: Target, obstacles: Mapping[Need, str], has_s
             return obstacles[need]
     if attack.name is AttackName.LIRA and not has_shadows:
         return _LIRA_NEEDS_SHADOWS
+    if attack.name in _NEEDS_EVERY_TOKEN and isinstance(target.scorer, TopLogprobScorer):
+        return "it needs every token's log-probability, and the server shows those of its most likely ones"
     if attack.name is AttackName.MIN_K_PLUS_PLUS and target.kind is TargetKind.ENDPOINT:
         return "a server does not show its distribution over the vocabulary"
     return None
@@ -123,7 +130,7 @@ def _obstacles_to_text(target: Target, *, by_name: bool) -> dict[Need, str]:
     if target.client is None:
         reason = "it is for servers that show text alone; this target's log-probabilities say more"
         return {Need.SAMPLES: reason, Need.GUESSES: reason}
-    if not isinstance(target.reference, ModelScorer):
+    if not isinstance(target.reference, ModelScorer | PlacedScorer):
         obstacles[Need.GUESSES] = "it learns on a public model: name the one before adaptation with --reference"
     if isinstance(target.scorer, TextOnlyScorer):
         obstacles[Need.TARGET] = "the server shows no log-probabilities, only text"

@@ -39,7 +39,7 @@ from reticent.auditing.results import (
     summarise_attack,
 )
 from reticent.auditing.targets.continuations import RemoteExtractor
-from reticent.auditing.targets.endpoint import RemoteScorer, TextOnlyScorer
+from reticent.auditing.targets.endpoint import RemoteScorer
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.targets import Target
 from reticent.errors import AuditError, InvalidValueError, StorageError
@@ -262,7 +262,7 @@ def _canaries(request: AuditRequest, gatherer: Gatherer) -> tuple[CanaryFindings
 
     remote = None if continuer is None else RemoteExtractor(continuer, target.template)
     try:
-        if remote is not None and isinstance(target.scorer, TextOnlyScorer):
+        if remote is not None and not isinstance(target.scorer, RemoteScorer):
             found = audit_canaries(usable, None, remote, request.canary_settings, remote.write)
         else:
             found = audit_canaries(usable, signals_of, remote or target.extractor, request.canary_settings)

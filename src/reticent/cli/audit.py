@@ -85,7 +85,7 @@ class AuditCommand:
     shots: Annotated[int, typer.Option(help="Non-members in the prefix, for recall.")] = 10
     candidates: Annotated[int, typer.Option(help="Other secrets a canary is ranked among.")] = 1000
     samples: Annotated[int, typer.Option(help="Continuations drawn for each canary, and for each text by samia.")] = 10
-    places: Annotated[int, typer.Option(help="Places of each text at which petal asks a server, at most.")] = 64
+    places: Annotated[int, typer.Option(help="Places of each text at which a server is asked for the next token.")] = 64
     cache: Annotated[Path | None, typer.Option(help="Where passes are kept; OUT/cache unless given.")] = None
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Use and fill the cache.")] = True
     api_key_env: Annotated[str, typer.Option(help="Environment variable with a server's key.")] = "OPENAI_API_KEY"

@@ -22,6 +22,7 @@ from reticent.protocols import Scorer, TokenSignals
 from reticent.text.corpus import text_hash
 
 _TEXTS_A_FILE = 128
+_TEXTS_A_FILE_FROM_A_SERVER = 32
 _DAMAGED = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
 """What reading a truncated, altered or foreign file raises."""
 
@@ -83,8 +84,9 @@ def cached_signals(
     if scorer.is_white_box:
         # Texts of like length together, so that the model's batches hold little padding.
         missing.sort(key=lambda name: len(distinct[name]))
-    for start in range(0, len(missing), _TEXTS_A_FILE):
-        names = missing[start : start + _TEXTS_A_FILE]
+    at_once = _TEXTS_A_FILE if scorer.is_white_box else min(_TEXTS_A_FILE, _TEXTS_A_FILE_FROM_A_SERVER)
+    for start in range(0, len(missing), at_once):
+        names = missing[start : start + at_once]
         rows = dict(zip(names, scorer.score([distinct[name] for name in names]), strict=True))
         known |= rows
         scored = {name: signals for name, signals in rows.items() if signals is not None}

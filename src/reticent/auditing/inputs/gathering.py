@@ -23,6 +23,7 @@ from reticent.auditing.inputs.guesses import guess_evidence
 from reticent.auditing.inputs.neighbour_sources import BaseResampler, MaskedLm
 from reticent.auditing.inputs.neighbours import load_or_make_neighbours
 from reticent.auditing.inputs.overlap import TextSet
+from reticent.auditing.inputs.places import PlacedScorer
 from reticent.auditing.inputs.prefixes import PrefixedScorer, PrefixedServer, longest_text
 from reticent.auditing.inputs.samples import sampled_continuations
 from reticent.auditing.inputs.self_prompted import SelfPrompting, self_prompted_reference
@@ -36,6 +37,7 @@ from reticent.auditing.targets.http_retries import ServerGoneError
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.auditing.targets.shadow_folders import open_adapted_like, open_shadow
 from reticent.auditing.targets.targets import Target
+from reticent.auditing.targets.top_logprobs import TopLogprobScorer
 from reticent.errors import AuditError, EndpointError, InvalidValueError, StorageError
 from reticent.protocols import Progress, Scorer, TokenSignals
 from reticent.text.corpus import text_hash
@@ -164,6 +166,7 @@ class Gatherer:
             target = self._target.scorer
             found.by_need[Need.TARGET] = _signals_or_reasons(target, self.signals("target", target, self._texts))
             self._note_unanswered(target, "", found)
+            self._note_bounds(found)
         makers = {
             Need.REFERENCE: self._reference,
             Need.SHADOWS: self._shadows,
@@ -186,6 +189,16 @@ class Gatherer:
                 if isinstance(error, EndpointError):
                     self._note_partial(f"partial result: {error}", found)
         return found
+
+    def _note_bounds(self, found: AttackInputs) -> None:
+        target = self._target.scorer
+        if isinstance(target, TopLogprobScorer):
+            share = target.share_outside(list(self._target_signals(found).values()))
+            found.facts["tokens"] = f"up to {self._settings.num_places} places of each text, asked about one by one"
+            found.facts["top"] = (
+                f"{100 * share:.1f} % of these tokens lie outside the {target.num_top} that the server shows: each has "
+                "the largest log-probability that it can have, and scores are upper bounds"
+            )
 
     def _note_partial(self, reason: str, found: AttackInputs) -> None:
         if reason not in found.incomplete:
@@ -215,7 +228,8 @@ class Gatherer:
         return sampled
 
     def _guesses(self, found: AttackInputs) -> Mapping[str, AttackInput]:
-        surrogate, number = self._target.reference, self._settings.num_places
+        reference, number = self._target.reference, self._settings.num_places
+        surrogate = reference.scorer if isinstance(reference, PlacedScorer) else reference
         assert self.continuer is not None
         assert isinstance(surrogate, ModelScorer)
         self._progress.begin("guesses", len(self._texts))
@@ -273,7 +287,9 @@ class Gatherer:
         members: list[NDArray[np.bool_]] = []
         for number, name in enumerate(self._settings.shadows, start=1):
             scorer, trained_on = open_shadow(name, self._target)
-            table = self.signals(f"shadow {number} of {len(self._settings.shadows)}", scorer, self._texts)
+            asked = self._target.scorer
+            read = asked.placed(scorer) if isinstance(asked, TopLogprobScorer) else scorer
+            table = self.signals(f"shadow {number} of {len(self._settings.shadows)}", read, self._texts)
             means.append(table.mean_logp(self._hashes))
             members.append(np.array([key in trained_on for key in self._hashes]))
         return ShadowTable(

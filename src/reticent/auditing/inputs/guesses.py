@@ -4,77 +4,25 @@ At each place the server is given everything before it and writes one token at t
 as the cosine of their input embeddings in the public model, the mean over its vocabulary taken off; equal tokens are at
 1. The paper takes a sentence encoder's; the public model's own embeddings need nothing beside it.
 
-The public model's tokenizer says where tokens end. A place whose token is part of a character, or shares its
-characters with another token, is passed over: what stands before it is no text.
-
-Shape suffixes: P places, T scored tokens, V vocabulary.
+Shape suffixes: P places, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from reticent.auditing.attacks.evidence import GuessEvidence, Missing
 from reticent.auditing.inputs.neighbours import token_spans
+from reticent.auditing.inputs.places import Places, places_of
 from reticent.auditing.targets.continuations import Continuer, Prompt
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.protocols import Progress
 from reticent.text.corpus import text_hash
-from reticent.text.template import TEXT_FIELD
 
 _NO_PLACES = "the text has no place that can be asked about"
 _TAIL = 48
 """Characters before a guess that are read with it, so that it is split as it would be within the text."""
-
-
-@dataclass(frozen=True, eq=False)
-class Places:
-    """Places of one text.
-
-    Attributes:
-        indices: of the tokens in the text as the public model reads it, int64[P].
-        token_ids: the text's own tokens there, int64[P].
-        prefixes: everything before each.
-        pieces: the characters of each token.
-    """
-
-    indices: NDArray[np.int64]
-    token_ids: NDArray[np.int64]
-    prefixes: tuple[str, ...]
-    pieces: tuple[str, ...]
-
-
-def places_of(surrogate: ModelScorer, text: str, most: int) -> Places:
-    """Places of a text, at most `most`, evenly spread from the first to the last; none where the tokens do not agree.
-
-    The template's own words are no places.
-    """
-    rendered = surrogate.template.render(text)
-    start_of_text = len(surrogate.template.text.partition(TEXT_FIELD)[0])
-    limit = surrogate.template.max_tokens
-    tokens = token_spans(surrogate.tokenizer, rendered, min(limit, surrogate.context_length or limit))
-    (encoded,) = surrogate.encode([text])
-    agree = np.array_equal(tokens.ids[: len(encoded.token_ids)], encoded.token_ids[: len(tokens.ids)])
-    found: list[tuple[int, int, int]] = []
-    end_of_last = 0
-    for index, (first, stop) in enumerate(tokens.spans if agree else ()):
-        following = tokens.spans[index + 1][0] if index + 1 < len(tokens.spans) else stop
-        is_whole = stop > first >= end_of_last and (following >= stop or following == 0)
-        if is_whole and index >= encoded.first_scored and end_of_last >= max(1, start_of_text):
-            found.append((index, end_of_last, stop))
-        end_of_last = max(end_of_last, stop)
-    numbers = np.linspace(0, len(found) - 1, most).round().astype(int) if len(found) > most else range(len(found))
-    chosen = [found[number] for number in numbers]
-    indices = np.array([index for index, _, _ in chosen], dtype=np.int64)
-    return Places(
-        indices,
-        tokens.ids[indices],
-        tuple(rendered[:begin] for _, begin, _ in chosen),
-        tuple(rendered[begin:stop] for _, begin, stop in chosen),
-    )
 
 
 def guess_evidence(

@@ -144,7 +144,7 @@ class RemoteScorer(ServerScorer):
             self.client.url, answer, prompt, self._asked_for, own.index - self._num_begin + self.template.max_tokens
         )
         first_scored = own.index + (1 if own.is_shared or not self.scores_first_token else 0)
-        return _tail(echoed.signals, first_scored - echoed.first_scored)
+        return echoed.signals.select(slice(max(0, first_scored - echoed.first_scored), None))
 
     def _probe(self) -> "_EchoedPrompt":
         """Score a public sentence; a server that cannot generate nothing is asked for one token from here on."""
@@ -235,14 +235,6 @@ def _first_token_of(answer: httpx.Response, prompt: str, asked_for: int, boundar
     if start > boundary or not prompt.endswith("".join(tokens[index:])):
         raise RefusedRequestError("an answer whose tokens do not spell the prompt")
     return _FirstToken(index, start < boundary)
-
-
-def _tail(signals: TokenSignals, first: int) -> TokenSignals:
-    """The signals from one scored token on."""
-    kept = slice(max(0, first), None)
-    return TokenSignals(
-        signals.logp[kept], signals.mu[kept], signals.sigma2[kept], signals.entropy[kept], signals.rank[kept]
-    )
 
 
 def _parse(url: str, answer: httpx.Response, prompt: str, asked_for: int, max_tokens: int) -> _EchoedPrompt:

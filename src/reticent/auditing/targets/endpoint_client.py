@@ -33,6 +33,7 @@ class EndpointSettings:
         timeout_s: seconds that one request may take.
         attempts: how often one request is made at most.
         concurrency: requests under way at the same time.
+        num_places: places of each text that are asked about one by one, at most.
     """
 
     url: str
@@ -41,6 +42,7 @@ class EndpointSettings:
     timeout_s: float = 60.0
     attempts: int = 5
     concurrency: int = 4
+    num_places: int = 64
 
 
 class RefusedRequestError(Exception):

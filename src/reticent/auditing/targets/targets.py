@@ -36,6 +36,7 @@ from reticent.auditing.targets.base_probe import base_digest, can_have_changed_b
 from reticent.auditing.targets.endpoint import RemoteScorer, TextOnlyScorer, open_endpoint
 from reticent.auditing.targets.endpoint_client import EndpointClient, EndpointSettings
 from reticent.auditing.targets.scoring import ModelScorer, model_fingerprint
+from reticent.auditing.targets.top_logprobs import TopLogprobScorer, probe_top_logprobs
 from reticent.errors import AuditError, EndpointError, InvalidValueError, ModelError
 from reticent.models.base import LanguageModel, resolve_base_model, usable_device
 from reticent.protocols import Scorer
@@ -50,6 +51,10 @@ from reticent.training.techniques.registry import (
     technique_parameters,
 )
 
+_TOP_NEEDS_TOKENIZER = (
+    "the server shows log-probabilities of its most likely next tokens: name the model before adaptation with "
+    "--reference, a local one, whose tokenizer says where tokens end, to use them"
+)
 _RUN_FILES = ("manifest.json", "worlds.safetensors")
 
 
@@ -161,7 +166,8 @@ def open_target(name: str, options: TargetOptions) -> Target:
         ModelError: a model or adapter cannot be read, or does not fit its base.
         RunDirectoryError: an adapted folder is damaged, or its base is another one.
     """
-    return _add_reference(_OPENERS[target_kind(name)](name, options), options)
+    target = _add_reference(_OPENERS[target_kind(name)](name, options), options)
+    return target if target.client is None else _use_top_logprobs(target, target.client, options)
 
 
 def open_module(module: object, tokenizer: Any, options: TargetOptions) -> Target:
@@ -221,6 +227,18 @@ def _open_endpoint(name: str, options: TargetOptions) -> Target:
     shown = "log-probabilities of prompts" if isinstance(scorer, RemoteScorer) else "text alone"
     record = {"kind": TargetKind.ENDPOINT.value, "name": name, "model": client.model, "shows": shown}
     return Target(TargetKind.ENDPOINT, record, scorer, scorer.template, client=client)
+
+
+def _use_top_logprobs(target: Target, client: EndpointClient, options: TargetOptions) -> Target:
+    """The target, scored from the most likely next tokens where the server shows those and no more."""
+    probed = probe_top_logprobs(client) if isinstance(target.scorer, TextOnlyScorer) else None
+    if probed is None:
+        return target
+    if not isinstance(target.reference, ModelScorer):
+        return replace(target, warnings=(*target.warnings, _TOP_NEEDS_TOKENIZER))
+    scorer = TopLogprobScorer(client, target.reference, options.endpoint.num_places, probed)
+    record = target.record | {"shows": f"log-probabilities of the {scorer.num_top} most likely next tokens"}
+    return replace(target, record=record, scorer=scorer, reference=scorer.placed(target.reference))
 
 
 def _open_model(name: str, options: TargetOptions) -> Target:
