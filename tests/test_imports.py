@@ -42,20 +42,21 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "worlds": ("dp", "engine", "layers", "models", "text", "training"),
     "auditing": ("models", "stats", "text", "training"),
     "benchmark": ("auditing", "models", "stats", "text", "training"),
+    "distillation": ("decoding", "engine", "models", "pac", "text", "training"),
     "evaluation": ("auditing", "decoding", "dp", "engine", "layers", "models", "pac", "stats", "text", "worlds"),
     "reports": ("auditing", "benchmark", "dp", "evaluation", "pac", "stats"),
     "server": ("decoding", "dp", "ledger", "models", "pac", "text"),
     "api": (
-        "auditing", "decoding", "dp", "engine", "evaluation", "layers", "ledger", "models", "pac", "reports", "stats",
-        "text", "training", "worlds",
+        "auditing", "decoding", "distillation", "dp", "engine", "evaluation", "layers", "ledger", "models", "pac",
+        "reports", "stats", "text", "training", "worlds",
     ),
     "demo": (
         "api", "auditing", "decoding", "dp", "engine", "evaluation", "layers", "pac", "reports", "stats", "text",
         "worlds",
     ),
     "cli": (
-        "api", "auditing", "benchmark", "decoding", "demo", "dp", "engine", "evaluation", "ledger", "models", "pac",
-        "reports", "server", "stats", "text", "training", "worlds",
+        "api", "auditing", "benchmark", "decoding", "demo", "distillation", "dp", "engine", "evaluation", "ledger",
+        "models", "pac", "reports", "server", "stats", "text", "training", "worlds",
     ),
 }  # fmt: skip
 

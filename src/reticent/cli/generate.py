@@ -3,6 +3,7 @@
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,12 +22,14 @@ from reticent.cli.deployment import (
 from reticent.cli.output import bound_facts, console, facts, format_nats, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings
-from reticent.errors import BudgetExhaustedError
+from reticent.errors import BudgetExhaustedError, InvalidValueError
+from reticent.pac.charging import ChargingRule
 from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism
 
 if TYPE_CHECKING:
     from reticent.api.deployments import Deployment
     from reticent.api.generation import Answer
+    from reticent.api.settings import DTypeName
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,21 @@ def generate(
     """Continue a prompt. Every released token is charged, and the charge is durable before the token is shown.
 
     The first call draws the deployment's secret world; later calls continue with the same secret, posterior and
-    account.
+    account. A folder of `reticent distill` is an ordinary model: it is read without a ledger, and nothing is charged.
     """
     from reticent.api.deployments import DeploymentOptions, LoadedRun
+    from reticent.distillation.card import is_distilled
 
+    if is_distilled(run):
+        _refuse_ledger_options(total_budget, charging, database_url)
+        _generate_from_student(
+            run,
+            prompt,
+            max_tokens,
+            StudentOptions(decoder, temperature, seed, model, None if dtype is None else dtype.value, device),
+            as_json,
+        )
+        return
     loaded = LoadedRun(
         run,
         DeploymentOptions(
@@ -108,6 +122,61 @@ def generate(
         _report(answer, pace, deployment, release, as_json)
     if exhausted is not None:
         raise exhausted
+
+
+@dataclass(frozen=True)
+class StudentOptions:
+    """The options of `reticent generate` that a distilled model knows."""
+
+    decoder: Decoder
+    temperature: float
+    seed: int | None
+    model: str | None
+    dtype: "DTypeName | None"
+    device: str
+
+
+def _refuse_ledger_options(total_budget: float | None, charging: ChargingRule | None, database_url: str | None) -> None:
+    given = {"--total-budget": total_budget, "--charging": charging, "--database-url": database_url}
+    wrong = next((name for name, value in given.items() if value is not None), None)
+    if wrong is not None:
+        raise InvalidValueError(f"{wrong} is for a run's ledger, and a distilled model has none: leave it out")
+
+
+def _generate_from_student(folder: Path, prompt: str, max_tokens: int, options: StudentOptions, as_json: bool) -> None:
+    from reticent.api.students import LoadedStudent
+
+    student = LoadedStudent(folder, model=options.model, dtype=options.dtype, device=options.device)
+    answer = student.generate(
+        prompt,
+        max_tokens=max_tokens,
+        decoder=options.decoder,
+        temperature=options.temperature,
+        seed=options.seed,
+    )
+    bound = student.distilled.record.bound
+    if as_json:
+        print_json(
+            {
+                "text": answer.text,
+                "tokens": answer.num_tokens,
+                "stopped_by": answer.stopped_by.value,
+                "half_success": bound.half_success,
+                "world_success": bound.world_success,
+                "nats_charged": 0.0,
+            }
+        )
+        return
+    sys.stdout.write(answer.text + "\n\n")
+    console.print(
+        facts(
+            {
+                "tokens": f"{answer.num_tokens} (stopped by {answer.stopped_by.value})",
+                "charged": "nothing: a distilled model, whose bound does not change with use",
+                **bound_facts(bound.half_success, bound.world_success, bound.num_worlds),
+            }
+        )
+    )
 
 
 def _report(answer: "Answer", pace: Pace, deployment: "Deployment", release: ReleaseMechanism, as_json: bool) -> None:

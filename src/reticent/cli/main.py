@@ -27,6 +27,7 @@ from reticent.cli import (
     benchmark,
     canaries,
     demo,
+    distill,
     evaluate,
     generate,
     keys,
@@ -52,6 +53,7 @@ app.command("audit", short_help="Attack a model or endpoint: what does it give a
 app.add_typer(canaries.app, name="canaries", short_help="Invented secrets, planted before training.")
 app.command("benchmark", short_help="Adapt and audit a grid of models, data sets and techniques.")(benchmark.benchmark)
 app.command("evaluate", short_help="What a run is worth on held-out texts, at every budget.")(evaluate.evaluate)
+app.command("distill", short_help="A model to publish, from public texts and released tokens.")(distill.distill)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.add_typer(keys.app, name="keys")

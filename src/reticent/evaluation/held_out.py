@@ -11,7 +11,6 @@ from pathlib import Path
 from reticent.auditing.inputs.overlap import TextSet, abbreviate_hashes, compare_sets
 from reticent.errors import CorpusError
 from reticent.text.corpus import read_corpus, text_hash
-from reticent.worlds.manifest import MEMBERSHIP_NAME
 from reticent.worlds.run_directory import RunDirectory
 
 NEAR_DUPLICATES_NOT_SOUGHT = (
@@ -65,7 +64,7 @@ def read_test_texts(
         "test texts", [record.text for record in read_corpus(path, text_key=text_key, limit=limit).records]
     )
     warnings = []
-    trained_on = _record_hashes(run)
+    trained_on = run.text_hashes()
     if trained_on is None:
         warnings.append("the run does not say which texts it was built on, so nobody can say that the test is apart")
     elif shared := [value for value in texts.hashes if value in trained_on]:
@@ -84,16 +83,6 @@ def read_test_texts(
         raise CorpusError(f"{path}: every test text nearly repeats one of the corpus; test on others")
     kept_texts, kept_hashes = zip(*kept, strict=True)
     return TestTexts(kept_texts, kept_hashes, texts.num_repeats, len(near), tuple(warnings))
-
-
-def _record_hashes(run: RunDirectory) -> frozenset[str] | None:
-    """Hashes of the texts the worlds were trained on; None where the run does not know them."""
-    if MEMBERSHIP_NAME not in run.manifest.files:
-        return None
-    record_hashes = run.membership().record_hashes
-    if not record_hashes.any():
-        return None
-    return frozenset(bytes(row).hex() for row in record_hashes)
 
 
 def _near_duplicates(

@@ -77,16 +77,21 @@ class EncodedText:
         first_scored: tokens before this index are given, not predicted: 1 for a causal model, whose first token is the
             beginning-of-text token or has nothing before it; 0 for a decoder, which starts from a token of its own.
         truncated: whether the text was cut.
+        labels: of a causal model, the token to predict at each place in place of the text's own, `IGNORED_LABEL` where
+            there is none, int64[N]; None where the text itself is predicted.
     """
 
     token_ids: NDArray[np.int64]
     input_ids: NDArray[np.int64] | None
     first_scored: int
     truncated: bool
+    labels: NDArray[np.int64] | None = None
 
     @property
     def num_scored(self) -> int:
         """The number of predicted tokens; a text with none has no score."""
+        if self.labels is not None:
+            return int((self.labels[self.first_scored :] != IGNORED_LABEL).sum())
         return max(0, len(self.token_ids) - self.first_scored)
 
     @property
@@ -156,7 +161,7 @@ def collate(encoded: Sequence[EncodedText], pad_id: int) -> dict[str, Tensor]:
         `input_ids` and `attention_mask`, int64[B, T] (int64[B, S] of the encoder where there is one), and `labels`,
         int64[B, T], which hold `IGNORED_LABEL` wherever no token is scored.
     """
-    targets = [text.token_ids for text in encoded]
+    targets = [text.token_ids if text.labels is None else text.labels for text in encoded]
     labels = _pad_rows(targets, IGNORED_LABEL)
     for row, text in zip(labels, encoded, strict=True):
         row[: text.first_scored] = IGNORED_LABEL

@@ -144,6 +144,13 @@ class RunDirectory:
             raise RunDirectoryError(f"{self.folder} has no places; build a run with --guarantee corpus")
         return read_places(self.folder / PLACES_NAME, self.manifest.capacity)[0].occupied
 
+    def text_hashes(self) -> frozenset[str] | None:
+        """SHA-256 of the texts that the worlds were trained on; None where the run does not know them."""
+        if MEMBERSHIP_NAME not in self.manifest.files:
+            return None
+        record_hashes = self.membership().record_hashes
+        return frozenset(bytes(row).hex() for row in record_hashes) if record_hashes.any() else None
+
     def refuse_not_finite(self) -> None:
         """Check that every number of every adapter is finite.
 
