@@ -68,7 +68,7 @@ def votes_from_logits(
 
 @dataclass(frozen=True, eq=False)
 class IntegerVotes:
-    """What the public model proposes for a token, and every world's integer votes on it.
+    """Candidates for a token, and every world's integer votes on them.
 
     Attributes:
         candidates_K: token ids, int64[K].

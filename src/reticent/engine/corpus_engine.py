@@ -3,7 +3,7 @@
 For one history everything it computes has a shape from public numbers. The public row goes through the blocks in passes
 of its own; all worlds, the empty ones too, go through them together in a fixed order; nothing looks at what a world
 holds. So a world's integer votes follow from its own adapter, whatever the others are, on one machine with one number
-of threads. `require_isolation` tries that on the device at hand, with numbers that are not finite in one world after
+of threads. `require_isolation` tries that on the device in use, with numbers that are not finite in one world after
 another; a device on which another world's votes move is refused.
 
 Shape suffixes: M worlds, K candidates.
@@ -53,7 +53,7 @@ class CorpusEngine(Engine):
 
 
 def require_isolation(decoder: BatchedDecoder, adapters: StackedAdapters, clip: float) -> None:
-    """Check on the device at hand that no world's integer votes move when another world's numbers do.
+    """Check on the device in use that no world's integer votes move when another world's numbers do.
 
     One world after another, the first, one in the middle and the last, is given numbers that are none, and its own
     back afterwards.
