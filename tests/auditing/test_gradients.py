@@ -1,17 +1,25 @@
 """Gradient norms against one plain backward pass a text, for every technique, and the mistakes seen elsewhere."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from fake_targets import Notes
+from test_audit_run import request
 from tiny_models import ADAPTABLE_FAMILIES, build_tiny_model, byte_tokenizer
 from torch import nn
 
 from reticent.auditing.inputs import gradients
 from reticent.auditing.inputs.gradients import adaptation_gradients, gradient_norms
+from reticent.auditing.run import run_audit
+from reticent.auditing.targets.scoring import ModelScorer
+from reticent.auditing.targets.targets import Target, TargetKind
 from reticent.errors import InvalidValueError
+from reticent.text.corpus import text_hash
 from reticent.text.template import EncodedText, TextTemplate, encode
 from reticent.training.settings import Technique, TechniqueSettings
 from reticent.training.techniques.registry import attach, technique_parameters
@@ -80,6 +88,19 @@ def test_linear_adapters_take_many_texts_in_one_pass(technique: Technique, monke
     together = gradient_norms(module, texts, batch_tokens=4096)
     assert passes == [len(texts), 1, 1], "everything at once, and two texts of it alone"
     np.testing.assert_allclose(together, alone, rtol=1e-4)
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_the_attack_runs_on_every_technique_that_trains(technique: Technique, tmp_path: Path) -> None:
+    module = adapted("llama", technique)
+    scorer = ModelScorer(module, byte_tokenizer(), TextTemplate(max_tokens=32), technique.value)
+    target = Target(TargetKind.ADAPTED, {"name": technique.value}, scorer, scorer.template, module=module)
+    result = run_audit(request(tmp_path, target, "gradient-norm", TEXTS[:2], TEXTS[2:]), Notes())
+    assert [attack.name for attack in result.attacks] == ["gradient-norm"]
+    table = pq.read_table(tmp_path / "out" / "scores.parquet").to_pydict()
+    found = dict(zip(table["text_hash"], table["gradient-norm"], strict=True))
+    for text, norms in zip(TEXTS, naive_norms(adapted("llama", technique), encoded("llama")), strict=True):
+        assert -found[text_hash(text)] == pytest.approx(norms[1], rel=1e-3)
 
 
 def test_a_norm_does_not_depend_on_the_batch_the_text_is_in() -> None:

@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
+from fake_targets import Notes, WordScorer, fake_target
 from scipy.stats import spearmanr
 from signals_by_hand import signals
+from test_audit_run import MEMBERS, NONMEMBERS, request
 
 from reticent.auditing.attacks.evidence import TextEvidence
 from reticent.auditing.attacks.registry import ATTACKS, AttackName
 from reticent.auditing.attacks.rmia import A_GRID, log_probability_ratio, tune_offline_scaling
 from reticent.auditing.inputs.shadows import ShadowTable, shadow_evidence
+from reticent.auditing.run import run_audit
 from reticent.stats.roc import auc
+from reticent.text.corpus import text_hash
 
 HASHES = tuple(f"text {number}" for number in range(400))
 
@@ -108,3 +112,32 @@ def test_the_scaling_is_the_one_that_serves_the_paired_models_best_by_hand():
 def test_without_a_model_to_tune_on_the_base_is_taken_as_it_is(means_NK, members_NK):
     found = tune_offline_scaling(means_NK, members_NK)
     assert (found.a, found.num_models) == (1.0, 0)
+
+
+def test_a_single_shadow_model_is_attacked_with_the_reference(tmp_path):
+    """The reference says nothing but noise, so that it is not trusted; with the shadow model alone a = 1 would stay."""
+    rng = np.random.default_rng(5)
+    reference = WordScorer("r")
+    base = {text_hash(text): float(reference.signals(text).logp.mean()) for text in (*MEMBERS, *NONMEMBERS)}
+
+    def shadow_table(texts):
+        hashes = tuple(map(text_hash, texts))
+        members_N1 = rng.random((len(hashes), 1)) < 0.5
+        means_N1 = -3.0 + 0.3 * members_N1 + rng.normal(0.0, 0.05, members_N1.shape)
+        kept.append((hashes, means_N1, members_N1))
+        return ShadowTable(hashes, means_N1, members_N1, "one model")
+
+    kept = []
+    target = fake_target(WordScorer("t"), reference, shadow_table=shadow_table)
+    result = run_audit(request(tmp_path, target, "rmia"), Notes())
+    ((hashes, means_N1, members_N1),) = kept
+    areas = []
+    for a in A_GRID:
+        pairs = zip(hashes, means_N1[:, 0], strict=True)
+        ratios = np.array([log_probability_ratio(mean, np.array([base[key]]), a) for key, mean in pairs])
+        areas.append(auc(ratios[members_N1[:, 0]], ratios[~members_N1[:, 0]]))
+    best = A_GRID[int(np.argmax(areas))]
+    assert best < 0.99
+    assert f"a = {best:g}: tuned on 1 shadow model" in result.scoring["rmia"]
+    alone = fake_target(WordScorer("t"), None, shadow_table=shadow_table)
+    assert "a = 1: there being no model" in run_audit(request(tmp_path / "b", alone, "rmia"), Notes()).scoring["rmia"]

@@ -261,13 +261,22 @@ class Gatherer:
         table = self._shadow_table()
         found.facts["shadow models"] = f"{table.num_models}, {table.source}"
         means = {key: float(s.logp.mean()) for key, s in self._target_signals(found).items()}
-        scaling = tune_offline_scaling(table.means_NK, table.members_NK)
+        scaling = self._tuned_scaling(table)
         found.facts["rmia"] = _describe_scaling(scaling)
         evidence: dict[str, ShadowEvidence | Missing] = shadow_evidence(
             table, means, self._nonmembers.hashes, scaling.a
         )
         absent = Missing("the shadow models were not asked about the text")
         return {key: evidence.get(key, absent) for key in self._hashes}
+
+    def _tuned_scaling(self, table: ShadowTable) -> OfflineScaling:
+        """RMIA's scaling; a single shadow model is attacked with the reference as the model without the text."""
+        means_NK, members_NK, reference = table.means_NK, table.members_NK, self._target.reference
+        if table.num_models == 1 and members_NK.any() and reference is not None:
+            base_N = self.signals("reference", reference, self._texts).mean_logp(table.hashes)
+            means_NK = np.column_stack([means_NK, base_N])
+            members_NK = np.column_stack([members_NK, np.zeros(len(base_N), dtype=np.bool_)])
+        return tune_offline_scaling(means_NK, members_NK)
 
     def _shadow_table(self) -> ShadowTable:
         if self._settings.shadows:
@@ -421,8 +430,11 @@ def _signals_or_reasons(scorer: Scorer, table: ScoreTable) -> dict[str, TokenSig
 
 
 def _describe_scaling(scaling: OfflineScaling) -> str:
-    chosen = f"tuned on {scaling.num_models} shadow models, each attacked with the others as its references"
-    reason = chosen if scaling.num_models else "there being no model to tune it on"
+    reason = f"tuned on {scaling.num_models} shadow models, each attacked with the others as its references"
+    if scaling.num_models == 0:
+        reason = "there being no model to tune it on"
+    elif scaling.num_models == 1:
+        reason = "tuned on 1 shadow model, attacked with the other or the reference as the model without the text"
     return f"gamma = {GAMMA:g}, a = {scaling.a:g}: {reason}"
 
 
