@@ -273,3 +273,15 @@ def test_a_resumed_audit_asks_again_only_for_texts_that_failed(tmp_path):
     assert sorted(server.prompts, key=len, reverse=True) == ["three four", "five"]
     np.testing.assert_array_equal(second[text_hash("three four")].logp, [-0.5])
     np.testing.assert_array_equal(second[text_hash("one two")].logp, [-0.5])
+
+
+def test_a_rate_that_is_used_up_is_waited_for_longer_than_a_failure_but_not_for_ever():
+    server, waits = Server(), []
+    scorer = scorer_for(server, waits=waits)
+    server.faults["one two"] = [httpx.Response(429, headers={"Retry-After": "9"}) for _ in range(20)]
+    assert scorer.score(["one two"])[0] is not None
+    assert waits == [9.0] * 20
+    server.everything_fails_with = httpx.Response(429, headers={"Retry-After": "9"})
+    assert scorer.score(["three four"]) == [None]
+    assert len(waits) == 20 + 59
+    assert "status 429 after 60 attempts" in scorer.failures[text_hash("three four")]

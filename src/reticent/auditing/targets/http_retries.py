@@ -13,6 +13,7 @@ _RETRIED_STATUSES = (408, _BUSY, 500, 502, 503, 504)
 _SPENT = "insufficient_quota"
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
+_MOST_WAITS = 60
 
 
 class ServerGoneError(Exception):
@@ -23,8 +24,9 @@ class RetryingClient:
     """An HTTP client that waits and tries again.
 
     An answer that says that a budget is spent, or which field of the request is too much, is not waited for. A wait is
-    what `Retry-After` asks for (seconds or a date), else 1, 2, 4, ... seconds; never above a minute. Safe to
-    use from several threads.
+    what `Retry-After` asks for (seconds or a date), else 1, 2, 4, ... seconds; never above a minute. Waits that a
+    server asks for because its rate is used up (429) are up to 60 and count as no failed attempt. Safe to use from
+    several threads.
     """
 
     def __init__(self, client: httpx.Client, attempts: int, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -45,8 +47,9 @@ class RetryingClient:
         return self._request("POST", url, body)
 
     def _request(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
-        for attempt in range(self._attempts):
-            wait = min(_FIRST_WAIT_S * 2.0**attempt, _LONGEST_WAIT_S)
+        failed = waited = 0
+        while True:
+            wait, was_told = min(_FIRST_WAIT_S * 2.0 ** min(failed + waited, 10), _LONGEST_WAIT_S), False
             try:
                 answer = self._client.request(method, url, json=body)
             except httpx.TimeoutException:
@@ -60,10 +63,13 @@ class RetryingClient:
                 failure = f"status {answer.status_code}"
                 if code == _SPENT:
                     raise ServerGoneError(f"{failure}: its budget or the key's quota is spent, and waiting is no help")
-                wait = _requested_wait(answer.headers.get("Retry-After"), wait)
-            if attempt + 1 < self._attempts:
-                self._sleep(wait)
-        raise ServerGoneError(f"{failure} after {self._attempts} attempts")
+                told = answer.headers.get("Retry-After")
+                wait, was_told = _requested_wait(told, wait), answer.status_code == _BUSY and told is not None
+            # To be told to wait, because a rate is used up, is no failure, unless it never ends.
+            failed, waited = failed + (not was_told), waited + was_told
+            if failed >= self._attempts or waited >= _MOST_WAITS:
+                raise ServerGoneError(f"{failure} after {failed + waited} attempts")
+            self._sleep(wait)
 
 
 def _reason_given(answer: httpx.Response) -> tuple[str | None, str | None]:
