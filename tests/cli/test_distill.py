@@ -223,3 +223,31 @@ def test_options_of_a_ledger_are_refused_for_a_student(capsys, run, prompts, tmp
     code, _, err = outcome(capsys, "generate", out, "--prompt", "a")
     assert code == 2
     assert "damaged" in err
+
+
+def test_the_operators_report_holds_a_student_against_worlds_and_full_data(capsys, run, prompts, tmp_path):
+    out = tmp_path / "student"
+    result_of(capsys, *distil_options(run, prompts, out, "--tokens", 20))
+    published = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    corpus = write_texts(tmp_path / "notes.jsonl", RECORDS)
+    others = write_texts(tmp_path / "others.jsonl", ["all that glitters is", "birds of a feather", "easy come easy"])
+    options = ["distill-report", out, "--run", run, "--corpus", corpus, "--nonmembers", others]
+    found = result_of(capsys, *options, "--out", tmp_path / "report")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == published
+    assert {row["attack"] for row in found["presence"]} == {"likelihood", "reference", "zlib", "min-k++"}
+    assert all(row["members"] == 4 and row["nonmembers"] == 3 for row in found["presence"])
+    for name in ("full", "worlds"):
+        assert found[name] != pytest.approx(found["base"], abs=1e-4)
+    # The public model's loss from its own logits.
+    student, tokenizer = DistilledFolder.open(out).adapted.load()
+    nats, count = 0.0, 0
+    for text in json.loads("[" + ",".join(others.read_text().splitlines()) + "]"):
+        ids = [*tokenizer(text["text"])["input_ids"], tokenizer.eos_token_id][:16]
+        with torch.no_grad(), student.disable_adapter():
+            logits = student(input_ids=torch.tensor([ids])).logits[0, :-1]
+        nats += float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum"))
+        count += len(ids) - 1
+    assert (found["num_tokens"], found["base"]) == (count, pytest.approx(nats / count, rel=1e-4))
+    code, _, err = outcome(capsys, *options, "--out", out / "report")
+    assert code == 2
+    assert "published" in err

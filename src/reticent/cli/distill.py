@@ -151,6 +151,44 @@ def distill(options: DistillCommand) -> None:
         console.print(facts(_rows(distilled, options.out)))
 
 
+def distill_report(
+    student: Annotated[Path, typer.Argument(metavar="STUDENT", help="A folder of `reticent distill`.")],
+    run: Annotated[Path, typer.Option(help="The run that it was distilled from.")],
+    corpus: Annotated[Path, typer.Option(help="The private corpus of that run.")],
+    nonmembers: Annotated[Path, typer.Option(help="Private texts of the same kind that are not in it.")],
+    out: Annotated[Path, typer.Option(help="Folder for the report; not inside the student's.")],
+    text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
+    limit: Annotated[int | None, typer.Option(help="Read at most this many records of each.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, …")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a student on private texts, for the operator alone: what it is worth there, and what it gives away.
+
+    These figures are a release of their own, which no ledger counts: do not publish them with the student.
+    """
+    from reticent.api.student_report import StudentReportRequest, report_on_student
+    from reticent.cli.progress import WorkProgress
+
+    request = StudentReportRequest(student, run, corpus, nonmembers, out, text_key, limit, model, device)
+    with WorkProgress("texts") as progress:
+        report = report_on_student(request, progress)
+    utility = report.utility
+    if as_json:
+        share = utility.share_of_full_gain
+        print_json({**utility.model_dump(mode="json"), "share_of_full_gain": share, "presence": report.audit.rows()})
+        return
+    losses = {"public model": utility.base, "student": utility.student, "worlds": utility.worlds}
+    rows = {name: f"{loss:.4f} nats a token" for name, loss in losses.items()}
+    if utility.full is not None:
+        rows["adapter on all records"] = f"{utility.full:.4f} nats a token"
+    for row in report.audit.rows():
+        rows[f"in the corpus? {row['attack']}"] = (
+            f"AUC {row['auc']:.3f} ({row['auc_low']:.3f} to {row['auc_high']:.3f})"
+        )
+    console.print(facts(rows))
+
+
 def _rows(distilled: "DistilledFolder", out: Path) -> dict[str, str]:
     record = distilled.record
     bound, loss = record.bound, record.public_loss

@@ -54,9 +54,12 @@ app.add_typer(canaries.app, name="canaries", short_help="Invented secrets, plant
 app.command("benchmark", short_help="Adapt and audit a grid of models, data sets and techniques.")(benchmark.benchmark)
 app.command("evaluate", short_help="What a run is worth on held-out texts, at every budget.")(evaluate.evaluate)
 app.command("distill", short_help="A model to publish, from public texts and released tokens.")(distill.distill)
+app.command("distill-report", short_help="For the operator: a distilled model on private texts.")(
+    distill.distill_report
+)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
-app.add_typer(keys.app, name="keys")
+app.add_typer(keys.app, name="keys", short_help="API keys: make, list, change, revoke.")
 app.command("plan", short_help="Relate tokens, budget and bound.")(plan.plan)
 app.add_typer(state.app, name="state", short_help="Show what was spent, or give the deployment up.")
 app.add_typer(ledger.app, name="ledger")

@@ -140,7 +140,7 @@ def train_student(
     loss = TextLoss(module, num_virtual_rows(module))
     members, validation = (Texts(encoded, pad_id, device) for encoded in (examples, held_out))
     # A new adapter changes nothing, so this is the public model's own loss.
-    before = _mean_loss(module, loss, validation, training.batch_size)
+    before = mean_loss(module, loss, validation, training.batch_size)
     source = MeanGradients(loss, members, training)
     nothing = Texts([], pad_id, device)
     trainer = SingleTrainer(module, loss, source, nothing, training)
@@ -148,7 +148,7 @@ def train_student(
     progress.begin("training the student", training.epochs * int(members.num_scored.sum()))
     with keep_attention_weights(module, max(len(example.token_ids) for example in examples)):
         losses = trainer.train(checkpoint, progress.advance, lambda _epoch, _loss: None)
-    after = _mean_loss(module, loss, validation, training.batch_size)
+    after = mean_loss(module, loss, validation, training.batch_size)
     measured = None
     if before is not None and after is not None:
         measured = PublicLoss(base=before, student=after, num_tokens=int(validation.num_scored.sum()))
@@ -156,7 +156,8 @@ def train_student(
 
 
 @torch.no_grad()
-def _mean_loss(module: nn.Module, loss: TextLoss, texts: Texts, batch_size: int) -> float | None:
+def mean_loss(module: nn.Module, loss: TextLoss, texts: Texts, batch_size: int) -> float | None:
+    """The mean loss of a module on texts in nats a token; None where no token is scored."""
     if not texts.num_scored.sum():
         return None
     module.eval()

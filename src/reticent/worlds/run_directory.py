@@ -146,7 +146,7 @@ class RunDirectory:
 
     def text_hashes(self) -> frozenset[str] | None:
         """SHA-256 of the texts that the worlds were trained on; None where the run does not know them."""
-        if MEMBERSHIP_NAME not in self.manifest.files:
+        if self.manifest.capacity is None and MEMBERSHIP_NAME not in self.manifest.files:
             return None
         record_hashes = self.membership().record_hashes
         return frozenset(bytes(row).hex() for row in record_hashes) if record_hashes.any() else None
