@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reticent.api.audits import Audit, AuditOptions, audit
+    from reticent.api.corpus_deployments import CorpusDeployment
     from reticent.api.deployments import Bounds, Deployment
-    from reticent.api.generation import Answer, StopReason, Token
+    from reticent.api.generation import Answer, CorpusAnswer, StopReason, Token
     from reticent.api.planning import plan
     from reticent.api.runs import BuildOptions, Run, build_worlds, open_run
     from reticent.dp.plan import CorpusPlan
@@ -33,6 +34,8 @@ __all__ = [
     "Bounds",
     "BudgetPlan",
     "BuildOptions",
+    "CorpusAnswer",
+    "CorpusDeployment",
     "CorpusPlan",
     "Deployment",
     "Guarantee",
@@ -54,6 +57,8 @@ _MODULES = {
     "Bounds": "reticent.api.deployments",
     "BudgetPlan": "reticent.pac.bounds",
     "BuildOptions": "reticent.api.runs",
+    "CorpusAnswer": "reticent.api.generation",
+    "CorpusDeployment": "reticent.api.corpus_deployments",
     "CorpusPlan": "reticent.dp.plan",
     "Deployment": "reticent.api.deployments",
     "Guarantee": "reticent.guarantees",

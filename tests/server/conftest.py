@@ -37,6 +37,7 @@ from reticent.server.scheduler import Batcher
 from reticent.server.service import Service, assemble
 from reticent.server.settings import Limits, OnExhausted, ServerSettings
 from reticent.worlds.build import build_run
+from reticent.worlds.places import Capacity
 from reticent.worlds.run_directory import RunDirectory
 
 CHAT_TEMPLATE = (
@@ -250,23 +251,21 @@ def shared(parts, tmp_path_factory):
         yield launcher(stack, parts, tmp_path_factory.mktemp("shared"))()
 
 
-@pytest.fixture
-def deployment(served_run, tmp_path):
-    """A copy of the run with a ledger of its own, and an environment with a keyring of its own."""
-    run = tmp_path / "run"
-    run.mkdir()
-    for path in served_run.iterdir():
+def copy_of(run, folder):
+    """A copy of a run in `folder`, and an environment with a keyring of its own."""
+    copied = folder / "run"
+    copied.mkdir()
+    for path in run.iterdir():
         if path.is_file():
-            (run / path.name).hardlink_to(path)
-    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "OMP_NUM_THREADS": "1"}
+            (copied / path.name).hardlink_to(path)
+    environment = os.environ | {"XDG_CONFIG_HOME": str(folder / "config"), "OMP_NUM_THREADS": "1"}
     environment.pop("RETICENT_KEY", None)
-    return run, environment
+    return copied, environment
 
 
-@pytest.fixture
-def serve(deployment):
-    """A function that starts `reticent serve` on the deployment, in a process of its own."""
-    _, environment = deployment
+@contextlib.contextmanager
+def serving(run, environment):
+    """A function that starts `reticent serve` on a run, in a process of its own."""
     script = Path(__file__).with_name("launch_commands.py")
     with subprocess.Popen(
         [sys.executable, script],
@@ -279,7 +278,7 @@ def serve(deployment):
         errors = []
         reader = threading.Thread(target=lambda: errors.extend(launcher.stderr), daemon=True)
         reader.start()
-        yield lambda *options: Serving(launcher, errors, deployment[0], options)
+        yield lambda *options: Serving(launcher, errors, run, options)
         # A server that a failed test left behind would hold the pipes open.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
@@ -288,6 +287,45 @@ def serve(deployment):
         launcher.stdin.close()
         launcher.kill()
         reader.join(10)
+
+
+@pytest.fixture
+def deployment(served_run, tmp_path):
+    """A copy of the run with a ledger of its own, and an environment with a keyring of its own."""
+    return copy_of(served_run, tmp_path)
+
+
+@pytest.fixture
+def serve(deployment):
+    """A function that starts `reticent serve` on the deployment, in a process of its own."""
+    with serving(*deployment) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def served_corpus_run(served_run, tiny_llama_folder) -> Path:
+    """A run with places over the corpus of `served_run`."""
+    folder, capacity = served_run.parent, Capacity(12, 1)
+    out = folder / "corpus-run"
+    request = small_request(folder / "notes.jsonl", tiny_llama_folder, out, num_worlds=12, capacity=capacity)
+    build_run(request, Silent())
+    return out
+
+
+@pytest.fixture
+def corpus_deployment(served_corpus_run, tmp_path):
+    """The same for a run that carries the corpus guarantee."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    run, environment = copy_of(served_corpus_run, folder)
+    return run, environment | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+@pytest.fixture
+def serve_corpus(corpus_deployment):
+    """A function that starts `reticent serve` on the corpus deployment, in a process of its own."""
+    with serving(*corpus_deployment) as start:
+        yield start
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from reticent.training.presets import PRESETS, Preset
 from reticent.worlds.assignment import Assignment
 
 if TYPE_CHECKING:
+    from reticent.api.corpus_deployments import CorpusDeployment
     from reticent.text.corpus import Corpus
     from reticent.text.in_memory import TextRows
     from reticent.training.settings import LoraSettings, TrainingSettings
@@ -162,6 +163,65 @@ class Run:
         )
         return LoadedRun(self.folder, options).deploy()
 
+    def deploy_corpus(
+        self,
+        *,
+        total_epsilon: float | None = None,
+        delta: float | None = None,
+        membership_success: float | None = None,
+        total_rho: float | None = None,
+        clip: float | None = None,
+        gain: float | None = None,
+        temperature: float | None = None,
+        candidates: int | None = None,
+        drafts: int = 0,
+        model: str | None = None,
+        dtype: DTypeName | None = None,
+        device: str = "cpu",
+        database_url: str | None = None,
+    ) -> "CorpusDeployment":
+        """Open the deployment of a run that carries the corpus guarantee.
+
+        At most one of `total_epsilon`, `membership_success` and `total_rho` is given: the cap over the deployment's
+        life, which may be set or lowered later. Clip, gain, temperature and candidates are fixed at the first use; None
+        for what the deployment has, or a default.
+
+        Args:
+            total_epsilon: ε at `delta`.
+            delta: δ, below one over the number of places.
+            membership_success: largest success in telling whether a unit is in the corpus, in (½, 1).
+            total_rho: ρ.
+            clip: c, the most that a world's log-probability counts as other than the public one, in nats.
+            gain: g; all worlds move a score by at most w = gc/τ.
+            temperature: τ, divides scores.
+            candidates: k, tokens that the public model nominates at each step.
+            drafts: tokens that the public model drafts ahead; changes speed alone.
+            model: another place of the base model than the recorded one.
+            dtype: type to compute in; as trained unless given.
+            device: `cpu`, `cuda`, …
+            database_url: place of the ledger; `ledger.sqlite` in the run directory unless given.
+
+        Raises:
+            InvalidValueError: a value is out of range, the cap cannot be set, or other constants were.
+            ModelError, RunDirectoryError: the base is missing, the run is damaged, or carries the other guarantee.
+            DeploymentStateError, StorageError: the ledger cannot be opened.
+        """
+        from reticent.api.corpus_deployments import CorpusDeploymentOptions, CorpusTerms, LoadedCorpusRun
+        from reticent.dp.plan import CorpusBound
+
+        terms = CorpusTerms(
+            bound=CorpusBound(total_rho, total_epsilon, membership_success),
+            delta=delta,
+            clip=clip,
+            gain=gain,
+            temperature=temperature,
+            candidates=candidates,
+        )
+        options = CorpusDeploymentOptions(
+            terms=terms, drafts=drafts, model=model, dtype=dtype, device=device, database_url=database_url
+        )
+        return LoadedCorpusRun(self.folder, options).deploy()
+
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {self.num_worlds} worlds over {self.manifest.base.name})"
 
@@ -285,8 +345,12 @@ def _training(options: BuildOptions, capacity: "Capacity | None") -> "tuple[Lora
             max_tokens=options.max_tokens,
             seed=options.seed,
             dtype=options.dtype,
-            worlds_at_once=worlds_that_fit(batch_size, options.max_tokens) if at_once is None else at_once,
+            worlds_at_once=1 if at_once is None else at_once,
         )
+    if at_once is None:
+        # Sizes that were refused above fit no number of worlds.
+        fit = worlds_that_fit(training.batch_size, training.max_tokens)
+        training = training.model_copy(update={"worlds_at_once": fit})
     return lora, training
 
 

@@ -8,7 +8,7 @@ import typer
 from reticent.cli.output import notes, parse_budget
 from reticent.pac.charging import DESCRIPTIONS as CHARGED
 from reticent.pac.charging import ChargingRule
-from reticent.pac.mechanism import DESCRIPTIONS, ReleaseMechanism
+from reticent.pac.mechanism import DEFAULT_RELEASE, DESCRIPTIONS, ReleaseMechanism
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 DatabaseUrl = Annotated[
@@ -27,7 +27,7 @@ NO_CAP = (
     "any later start"
 )
 StepBudget = Annotated[
-    float,
+    float | None,
     typer.Option(
         parser=parse_budget,
         metavar="NATS",
@@ -44,11 +44,12 @@ TotalBudget = Annotated[
     ),
 ]
 Release = Annotated[
-    ReleaseMechanism,
+    ReleaseMechanism | None,
     typer.Option(
         help="The mechanism that turns the realised world's vote into a token: "
         + "; ".join(f"{name} {clause}" for name, clause in DESCRIPTIONS.items())
-        + ". The charge is the same."
+        + ". The charge is the same.",
+        show_default=DEFAULT_RELEASE.value,
     ),
 ]
 Charge = Annotated[

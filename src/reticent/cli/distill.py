@@ -39,10 +39,10 @@ class DistillCommand:
     held_out: Annotated[
         int, typer.Option(help="Keep this many public texts, the first, out of training to measure utility on.")
     ] = 0
-    step_budget: StepBudget = DEFAULT_STEP_BUDGET
+    step_budget: StepBudget = None
     total_budget: TotalBudget = None
     charging: Charge = None
-    release: Release = DEFAULT_RELEASE
+    release: Release = None
     decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL
     temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200
@@ -90,7 +90,13 @@ class DistillCommand:
             limit=self.limit,
             prompt_tokens=self.prompt_tokens,
             held_out=self.held_out,
-            decoding=DecodingSettings(self.decoder, self.step_budget, self.temperature, self.candidates, self.release),
+            decoding=DecodingSettings(
+                self.decoder,
+                DEFAULT_STEP_BUDGET if self.step_budget is None else self.step_budget,
+                self.temperature,
+                self.candidates,
+                self.release or DEFAULT_RELEASE,
+            ),
             total_budget=self.total_budget,
             charging=self.charging,
             student=self._student,

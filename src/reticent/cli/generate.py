@@ -1,14 +1,21 @@
-"""`reticent generate`: PAC-private text from a run."""
+"""`reticent generate`: private text from a run, under the guarantee that it carries."""
 
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reticent.api.deployments import DEFAULT_STEP_BUDGET
+from reticent.cli.command_options import takes_options
+from reticent.cli.corpus_options import (
+    CORPUS_ONLY,
+    REALISED_WORLD_ONLY,
+    CorpusOptions,
+    announce_corpus_deployment,
+    refuse_options_of_the_other,
+)
 from reticent.cli.deployment import (
     Charge,
     DatabaseUrl,
@@ -22,14 +29,17 @@ from reticent.cli.deployment import (
 from reticent.cli.output import bound_facts, console, facts, format_nats, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder, DecodingSettings
+from reticent.dp.defaults import DEFAULT_CANDIDATES
 from reticent.errors import BudgetExhaustedError, InvalidValueError
-from reticent.pac.charging import ChargingRule
+from reticent.guarantees import Guarantee
 from reticent.pac.mechanism import DEFAULT_RELEASE, ReleaseMechanism
 
 if TYPE_CHECKING:
+    from reticent.api.corpus_deployments import CorpusDeployment
     from reticent.api.deployments import Deployment
-    from reticent.api.generation import Answer
-    from reticent.api.settings import DTypeName
+    from reticent.api.generation import Answer, CorpusAnswer
+
+LEDGER_ONLY = ("total_budget", "charging", "database_url", *CORPUS_ONLY)
 
 
 @dataclass(frozen=True)
@@ -51,111 +61,90 @@ class Pace:
         return 1000 * (self.stamps[-1] - self.stamps[1]) / (len(self.stamps) - 2)
 
 
-def generate(
-    run: RunArgument,
+@dataclass(frozen=True)
+class GenerateCommand(CorpusOptions):
+    """The options of `reticent generate`."""
+
+    run: RunArgument
     prompt: Annotated[
         str, typer.Option(help="The text to continue. May be empty where the tokenizer begins texts with a token.")
-    ] = "",
-    max_tokens: Annotated[int, typer.Option(help="Release at most this many tokens.")] = 64,
-    step_budget: StepBudget = DEFAULT_STEP_BUDGET,
-    total_budget: TotalBudget = None,
-    decoder: Annotated[Decoder, typer.Option(help="How worlds vote.")] = Decoder.GUMBEL,
-    release: Release = DEFAULT_RELEASE,
-    charging: Charge = None,
-    temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0,
-    candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200,
-    drafts: Drafts = 0,
+    ] = ""
+    max_tokens: Annotated[int, typer.Option(help="Release at most this many tokens.")] = 64
+    step_budget: StepBudget = None
+    total_budget: TotalBudget = None
+    decoder: Annotated[Decoder | None, typer.Option(show_default="gumbel", help="How worlds vote.")] = None
+    release: Release = None
+    charging: Charge = None
+    # In the place of the field that it overrides, which is by keyword alone.
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            show_default="1.0", help="Of the gumbel decoder; of a corpus run, which keeps it: divides scores."
+        ),
+    ] = field(default=None, kw_only=True)
+    drafts: Drafts = 0
     seed: Annotated[
         int | None, typer.Option(help="Fixes the public coins, never the secret or the noise. Fresh unless given.")
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None,
-    dtype: Annotated[DType | None, typer.Option(help="Type to compute in; as trained unless given.")] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, …")] = "cpu",
-    database_url: DatabaseUrl = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
-) -> None:
+    ] = None
+    model: Annotated[str | None, typer.Option("--model", help="Where the base model is, if it has moved.")] = None
+    dtype: Annotated[DType | None, typer.Option(help="Type to compute in; as trained unless given.")] = None
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, …")] = "cpu"
+    database_url: DatabaseUrl = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False
+
+    @property
+    def settings(self) -> DecodingSettings:
+        """Settings of a realised-world deployment's tokens."""
+        return DecodingSettings(
+            self.decoder or Decoder.GUMBEL,
+            DEFAULT_STEP_BUDGET if self.step_budget is None else self.step_budget,
+            1.0 if self.temperature is None else self.temperature,
+            DEFAULT_CANDIDATES if self.candidates is None else self.candidates,
+            self.release or DEFAULT_RELEASE,
+        )
+
+
+@takes_options(GenerateCommand)
+def generate(asked: GenerateCommand) -> None:
     """Continue a prompt. Every released token is charged, and the charge is durable before the token is shown.
 
-    The first call draws the deployment's secret world; later calls continue with the same secret, posterior and
-    account. A folder of `reticent distill` is an ordinary model: it is read without a ledger, and nothing is charged.
+    The first call draws the deployment's secret world, or fixes its constants where the run carries the corpus
+    guarantee; later calls continue with those and the same account. A folder of `reticent distill` is an ordinary
+    model: it is read without a ledger, and nothing is charged.
     """
-    from reticent.api.deployments import DeploymentOptions, LoadedRun
     from reticent.distillation.card import is_distilled
+    from reticent.worlds.manifest import read_manifest
 
-    if is_distilled(run):
-        _refuse_ledger_options(total_budget, charging, database_url)
-        _generate_from_student(
-            run,
-            prompt,
-            max_tokens,
-            StudentOptions(decoder, temperature, seed, model, None if dtype is None else dtype.value, device),
-            as_json,
-        )
-        return
-    loaded = LoadedRun(
-        run,
-        DeploymentOptions(
-            settings=DecodingSettings(decoder, step_budget, temperature, candidates, release),
-            total_budget=total_budget,
-            charging=charging,
-            drafts=drafts,
-            model=model,
-            dtype=None if dtype is None else dtype.value,
-            device=device,
-            database_url=database_url,
-        ),
-    )
-    # Whatever can be refused is refused before a deployment is drawn.
-    loaded.check_prompt(prompt, max_tokens)
-    with loaded.deploy() as deployment:
-        announce_deployment(is_new=deployment.is_new, has_cap=deployment.total_budget is not None)
-        answer, pace, exhausted = deployment.generate(prompt, max_tokens=max_tokens, seed=seed), Pace(), None
-        try:
-            for token in answer:
-                if token.id is not None:
-                    pace.stamps.append(time.perf_counter())
-                if not as_json:
-                    sys.stdout.write(token.text)
-                    sys.stdout.flush()
-        except BudgetExhaustedError as error:
-            exhausted = error
-        _report(answer, pace, deployment, release, as_json)
-    if exhausted is not None:
-        raise exhausted
+    if is_distilled(asked.run):
+        _generate_from_student(asked)
+    elif read_manifest(asked.run).guarantee is Guarantee.CORPUS:
+        _generate_from_corpus(asked)
+    else:
+        _generate_from_realised_world(asked)
 
 
-@dataclass(frozen=True)
-class StudentOptions:
-    """The options of `reticent generate` that a distilled model knows."""
-
-    decoder: Decoder
-    temperature: float
-    seed: int | None
-    model: str | None
-    dtype: "DTypeName | None"
-    device: str
-
-
-def _refuse_ledger_options(total_budget: float | None, charging: ChargingRule | None, database_url: str | None) -> None:
-    given = {"--total-budget": total_budget, "--charging": charging, "--database-url": database_url}
-    wrong = next((name for name, value in given.items() if value is not None), None)
-    if wrong is not None:
-        raise InvalidValueError(f"{wrong} is for a run's ledger, and a distilled model has none: leave it out")
-
-
-def _generate_from_student(folder: Path, prompt: str, max_tokens: int, options: StudentOptions, as_json: bool) -> None:
+def _generate_from_student(asked: GenerateCommand) -> None:
     from reticent.api.students import LoadedStudent
 
-    student = LoadedStudent(folder, model=options.model, dtype=options.dtype, device=options.device)
+    wrong = next((name for name in LEDGER_ONLY if getattr(asked, name) is not None), None)
+    if wrong is not None:
+        option = "--" + wrong.replace("_", "-")
+        raise InvalidValueError(f"{option} is for a run's ledger, and a distilled model has none: leave it out")
+    student = LoadedStudent(
+        asked.run,
+        model=asked.model,
+        dtype=None if asked.dtype is None else asked.dtype.value,
+        device=asked.device,
+    )
     answer = student.generate(
-        prompt,
-        max_tokens=max_tokens,
-        decoder=options.decoder,
-        temperature=options.temperature,
-        seed=options.seed,
+        asked.prompt,
+        max_tokens=asked.max_tokens,
+        decoder=asked.settings.decoder,
+        temperature=asked.settings.temperature,
+        seed=asked.seed,
     )
     bound = student.distilled.record.bound
-    if as_json:
+    if asked.as_json:
         print_json(
             {
                 "text": answer.text,
@@ -177,6 +166,76 @@ def _generate_from_student(folder: Path, prompt: str, max_tokens: int, options: 
             }
         )
     )
+
+
+def _generate_from_realised_world(asked: GenerateCommand) -> None:
+    from reticent.api.deployments import DeploymentOptions, LoadedRun
+
+    refuse_options_of_the_other(asked, asked.run, Guarantee.REALISED_WORLD, CORPUS_ONLY)
+    loaded = LoadedRun(
+        asked.run,
+        DeploymentOptions(
+            settings=asked.settings,
+            total_budget=asked.total_budget,
+            charging=asked.charging,
+            drafts=asked.drafts,
+            model=asked.model,
+            dtype=None if asked.dtype is None else asked.dtype.value,
+            device=asked.device,
+            database_url=asked.database_url,
+        ),
+    )
+    # Whatever can be refused is refused before a deployment is drawn.
+    loaded.check_prompt(asked.prompt, asked.max_tokens)
+    with loaded.deploy() as deployment:
+        announce_deployment(is_new=deployment.is_new, has_cap=deployment.total_budget is not None)
+        answer = deployment.generate(asked.prompt, max_tokens=asked.max_tokens, seed=asked.seed)
+        pace, exhausted = _write(answer, asked.as_json)
+        _report(answer, pace, deployment, asked.settings.release_mechanism, asked.as_json)
+    if exhausted is not None:
+        raise exhausted
+
+
+def _generate_from_corpus(asked: GenerateCommand) -> None:
+    from reticent.api.corpus_deployments import CorpusDeploymentOptions, LoadedCorpusRun
+
+    refuse_options_of_the_other(asked, asked.run, Guarantee.CORPUS, (*REALISED_WORLD_ONLY, "seed"))
+    loaded = LoadedCorpusRun(
+        asked.run,
+        CorpusDeploymentOptions(
+            terms=asked.terms,
+            drafts=asked.drafts,
+            model=asked.model,
+            dtype=None if asked.dtype is None else asked.dtype.value,
+            device=asked.device,
+            database_url=asked.database_url,
+        ),
+    )
+    loaded.check_prompt(asked.prompt, asked.max_tokens)
+    with loaded.deploy() as deployment:
+        announce_corpus_deployment(
+            deployment.settings, is_new=deployment.is_new, has_cap=deployment.total_rho is not None
+        )
+        answer = deployment.generate(asked.prompt, max_tokens=asked.max_tokens)
+        pace, exhausted = _write(answer, asked.as_json)
+        _report_corpus(answer, pace, deployment, asked.as_json)
+    if exhausted is not None:
+        raise exhausted
+
+
+def _write(answer: "Answer | CorpusAnswer", as_json: bool) -> "tuple[Pace, BudgetExhaustedError | None]":
+    """Release an answer and write its text as it comes; return its pace, and the error that ended it, if one did."""
+    pace = Pace()
+    try:
+        for token in answer:
+            if token.id is not None:
+                pace.stamps.append(time.perf_counter())
+            if not as_json:
+                sys.stdout.write(token.text)
+                sys.stdout.flush()
+    except BudgetExhaustedError as error:
+        return pace, error
+    return pace, None
 
 
 def _report(answer: "Answer", pace: Pace, deployment: "Deployment", release: ReleaseMechanism, as_json: bool) -> None:
@@ -210,6 +269,51 @@ def _report(answer: "Answer", pace: Pace, deployment: "Deployment", release: Rel
                 "charged": format_nats(answer.charged),
                 "charged in all": format_nats(deployment.spent),
                 **bound_facts(bounds.half_success, bounds.world_success, deployment.num_worlds),
+                "time per token": "-" if mean is None else f"{mean:.1f} ms",
+            }
+        )
+    )
+
+
+def _report_corpus(answer: "CorpusAnswer", pace: Pace, deployment: "CorpusDeployment", as_json: bool) -> None:
+    from reticent.cli.corpus_readings import reading_facts
+    from reticent.dp.plan import make_plan
+
+    spent = make_plan(deployment.settings, deployment.tokens_released, deployment.delta)
+    stopped_by = None if answer.stopped_by is None else answer.stopped_by.value
+    if as_json:
+        print_json(
+            {
+                "guarantee": Guarantee.CORPUS.value,
+                "text": answer.text,
+                "tokens": answer.num_tokens,
+                "rho": answer.rho,
+                "tokens_in_all": spent.tokens,
+                "rho_in_all": spent.rho,
+                "epsilon": spent.epsilon,
+                "delta": spent.delta,
+                "membership_success": spent.membership_success,
+                "relation": spent.settings.relation.value,
+                "clip": spent.settings.clip,
+                "gain": spent.settings.gain,
+                "temperature": spent.settings.temperature,
+                "tokens_left": deployment.tokens_left,
+                "milliseconds_per_token": pace.milliseconds_per_token,
+                "milliseconds_to_first_token": pace.milliseconds_to_first_token,
+                "stopped_by": stopped_by,
+            }
+        )
+        return
+    sys.stdout.write("\n\n")
+    mean, left = pace.milliseconds_per_token, deployment.tokens_left
+    console.print(
+        facts(
+            {
+                "tokens released": f"{answer.num_tokens} (stopped by {stopped_by})",
+                "charged": f"rho {answer.rho:.6g}",
+                "tokens in all": f"{spent.tokens:,}",
+                **reading_facts(spent),
+                "left": "no limit" if left is None else f"{left:,} tokens",
                 "time per token": "-" if mean is None else f"{mean:.1f} ms",
             }
         )

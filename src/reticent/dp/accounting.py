@@ -12,6 +12,7 @@ from reticent._validate import positive_finite
 from reticent.errors import InvalidValueError
 
 UNIT_BITS: Final = 64
+RHO_PER_UNIT: Final = 2.0**-UNIT_BITS
 ROUNDING_ETA: Final = Fraction(1, 2**42)
 """The most that the arithmetic of one release adds to its range: four errors of 2^-44 each, see `release`."""
 

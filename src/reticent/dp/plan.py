@@ -7,21 +7,16 @@ for w = gc/τ. What is derived is rounded to the private side, and the plan says
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
 
 from reticent._validate import integer_in_range, open_probability, positive_finite
 from reticent.dp import bounds
 from reticent.dp.account import RhoAccount
 from reticent.dp.accounting import ROUNDING_ETA, UNIT_BITS, cap_units
 from reticent.dp.blocks import BlockReading, block_reading
+from reticent.dp.defaults import DEFAULT_CANDIDATES, DEFAULT_CLIP, DEFAULT_TEMPERATURE, LARGEST_DEFAULT_DELTA
 from reticent.dp.relations import Relation, relation_for
 from reticent.dp.release import MAX_SWAY, CorpusSettings
 from reticent.errors import InvalidValueError
-
-DEFAULT_CLIP: Final = 0.5
-DEFAULT_TEMPERATURE: Final = 1.0
-DEFAULT_CANDIDATES: Final = 200
-LARGEST_DEFAULT_DELTA: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class CorpusLedger(OpenDeployment[CorpusState, CorpusReleaseRecord]):
                 keyring,
                 database,
                 accept=lambda header: require_constants(header, settings, database),
-                initial=lambda: CorpusState.initial(_required(settings, database), total_rho),
+                initial=lambda: CorpusState(_required(settings, database), cap_units=cap),
             )
             undo.callback(opened.close)
             opened = with_cap(opened, cap, in_rho)

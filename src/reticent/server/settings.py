@@ -7,12 +7,15 @@ how the account is kept.
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from ipaddress import ip_network
+from typing import TYPE_CHECKING
 
 from reticent import _validate
-from reticent.decoding.aggregates import CorpusDecoding
 from reticent.decoding.votes import DecodingSettings
-from reticent.dp.plan import LARGEST_DEFAULT_DELTA
+from reticent.dp.defaults import LARGEST_DEFAULT_DELTA
 from reticent.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from reticent.decoding.aggregates import CorpusDecoding
 
 
 class OnExhausted(StrEnum):
@@ -122,7 +125,7 @@ class ServerSettings:
     """
 
     model_name: str
-    decoding: DecodingSettings | CorpusDecoding
+    decoding: "DecodingSettings | CorpusDecoding"
     on_exhausted: OnExhausted = OnExhausted.REFUSE
     log_texts: bool = False
     limits: Limits = field(default_factory=Limits)

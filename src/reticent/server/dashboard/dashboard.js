@@ -1,5 +1,5 @@
 // Shows /dashboard/data and asks for it again every ten seconds. The key stays in a variable of this page.
-import { bearer, byId, count, nats, percentAtMost, plural, say, sentence } from "/dashboard/elements.js";
+import { bearer, byId, count, epsilonAtMost, nats, percentAtMost, plural, rho, say, sentence } from "/dashboard/elements.js";
 
 const REFRESH_MILLISECONDS = 10_000;
 const SVG = "http://www.w3.org/2000/svg";
@@ -69,6 +69,23 @@ function show(data) {
   say("version", `reticent ${data.version}`);
   showStatus(data.ready, data.ready ? "ready" : data.reason);
   showBudget(data);
+  const isCorpus = data.guarantee === "corpus";
+  for (const id of ["membership-card", "epsilon-card"]) byId(id).hidden = !isCorpus;
+  for (const id of ["half-card", "world-card", "dissent-card"]) byId(id).hidden = isCorpus;
+  if (isCorpus) showCorpus(data);
+  else showRealisedWorld(data);
+  showHours(data.hours);
+  say("active", `${data.answers_active} of ${data.max_concurrent}`);
+  say("waiting", count(data.answers_waiting));
+  say("uptime", duration((data.now - data.started) / 3600));
+  say("on-exhausted", data.on_exhausted === "public" ? "the public model goes on" : "requests are refused");
+  showDurations(data.durations);
+  showRefusals(data.refusals);
+  showKeys(data.keys);
+  say("updated", `as of ${new Date(data.now * 1000).toLocaleString()}`);
+}
+
+function showRealisedWorld(data) {
   say("half-title", data.half_question);
   say("half-meaning", sentence(data.half_meaning));
   say("not-bounded", data.not_bounded);
@@ -77,46 +94,69 @@ function show(data) {
   showBound("world", data.world_bound, data.world_at_cap, 1 / data.worlds);
   say("worlds", count(data.worlds));
   say("world-guess", `${(100 / data.worlds).toFixed(2)}\u00a0%`);
-  showHours(data.hours);
-  say("active", `${data.answers_active} of ${data.max_concurrent}`);
-  say("waiting", count(data.answers_waiting));
-  say("uptime", duration((data.now - data.started) / 3600));
-  say("on-exhausted", data.on_exhausted === "public" ? "the public model goes on" : "requests are refused");
   say("dissent", data.dissent_share === null ? "not yet" : `${Math.round(100 * data.dissent_share)}\u00a0%`);
-  showDurations(data.durations);
-  showRefusals(data.refusals);
-  showKeys(data.keys);
-  say("updated", `as of ${new Date(data.now * 1000).toLocaleString()}`);
+}
+
+function showCorpus(data) {
+  say("membership-title", data.membership_question);
+  say("membership-meaning", sentence(data.membership_meaning));
+  say("not-covered", data.not_covered);
+  showBound("membership", data.membership_bound, data.membership_at_cap, 0.5);
+  const inBlocks = data.membership_in_blocks;
+  say("membership-blocks", inBlocks === null ? "" : `A second, tighter reading, in blocks of tokens: ${percentAtMost(inBlocks)}.`);
+  say("epsilon-now", epsilonAtMost(data.epsilon));
+  say("delta", String(data.delta));
+  say("epsilon-cap", data.epsilon_at_cap === null ? "" : `Once the whole budget is spent: ${epsilonAtMost(data.epsilon_at_cap)}. `);
+  say("epsilon-blocks", data.epsilon_in_blocks === null ? "" : `In blocks, now: ${epsilonAtMost(data.epsilon_in_blocks)}.`);
+  say("neighbours", `${data.neighbours} (${data.relation})`);
+  say("corpus-worlds", count(data.worlds));
+  say("constants", `${nats(data.clip)}, ${data.gain}, ${data.temperature}`);
+  say("sway", `at most ${nats(data.sway)}`);
+}
+
+// What is counted: nats or ρ. Where not every token is charged, the latest spending is at its worst case.
+function budgetOf(data) {
+  if (data.guarantee === "corpus") {
+    return {
+      spent: data.rho_spent, cap: data.rho_cap, amount: rho, charge: rho(data.rho_a_token), isWorstCase: false,
+      option: "--total-epsilon, --membership-success or --total-rho",
+    };
+  }
+  const isWorstCase = data.charging !== "fixed";
+  return {
+    spent: data.nats_spent, cap: data.nats_cap, amount: nats, isWorstCase, option: "--total-budget",
+    charge: isWorstCase ? `${powerOfTwo(data.step_nats)}, where worlds differ` : powerOfTwo(data.step_nats),
+  };
 }
 
 function showBudget(data) {
-  const share = data.nats_cap === null ? null : data.nats_spent / data.nats_cap;
+  const { spent, cap, amount, charge, isWorstCase } = budgetOf(data);
+  const share = cap === null ? null : spent / cap;
   say("spent-share", share === null ? count(data.tokens_released) : `${(100 * share).toFixed(share < 0.1 ? 2 : 1)}\u00a0%`);
   say("spent-unit", share === null ? "tokens, without a cap" : "spent");
   const bar = byId("budget-bar");
   bar.hidden = share === null;
   bar.className = data.budget_spent ? "bar out" : share > 0.9 ? "bar low" : "bar";
   byId("budget-fill").style.width = `${100 * Math.min(1, share ?? 0)}%`;
-  say("nats-spent", nats(data.nats_spent));
-  say("nats-cap", data.nats_cap === null ? "none" : nats(data.nats_cap));
+  say("spent", amount(spent));
+  say("cap", cap === null ? "none" : amount(cap));
   say("tokens-released", count(data.tokens_released));
-  // Unless every token is charged, the latest spending is shown at its worst case, and what is left at its least.
-  const isWorstCase = data.charging !== "fixed";
   const left = data.tokens_left === null ? "no limit" : count(data.tokens_left);
   say("tokens-left", isWorstCase && data.tokens_left !== null ? `at least ${left}` : left);
-  say("step-nats", isWorstCase ? `${powerOfTwo(data.step_nats)}, where worlds differ` : powerOfTwo(data.step_nats));
+  say("charge", charge);
   say("pace", `${count(data.tokens_per_hour)} tokens an hour`);
   say("projection", projection(data));
 }
 
 function projection(data) {
-  if (data.nats_cap === null) return "This deployment has NO CAP: what all tokens together can tell grows without limit. Set one with --total-budget at the next start.";
+  const { cap, isWorstCase, option } = budgetOf(data);
+  if (cap === null) return `This deployment has NO CAP: what all tokens together can tell grows without limit. Set one with ${option} at the next start.`;
   if (data.budget_spent) return "The budget is spent. It does not come back.";
   if (data.hours_left === null) return "No tokens in the last day, so there is no projection.";
   if (data.hours_left > 24 * 36_500) return "At this pace the budget lasts for more than a century.";
   const end = new Date((data.now + 3600 * data.hours_left) * 1000);
   const day = end.toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric" });
-  const atLeast = data.charging === "fixed" ? "" : "at least ";
+  const atLeast = isWorstCase ? "at least " : "";
   return `At the pace of the last day the budget lasts for ${atLeast}${duration(data.hours_left)}, until ${day}.`;
 }
 

@@ -1,5 +1,5 @@
 // Asks for text and shows it as it comes, with what it cost. The key stays in a variable of this page.
-import { bearer, byId, count, nats, percentAtMost, plural, say, sentence } from "/dashboard/elements.js";
+import { bearer, byId, count, epsilonAtMost, nats, percentAtMost, plural, rho, say, sentence } from "/dashboard/elements.js";
 import { Refusal, brokenOff, noConnection, refusalIn, refusalOf } from "/dashboard/refusals.js";
 
 // After Stop the answer ends by itself, with its account; where that does not come, the connection is closed.
@@ -7,8 +7,11 @@ const STOP_MILLISECONDS = 10_000;
 
 let key = "";
 let model = "";
-let natsCap = null;
-let halfAtCap = null;
+// What is counted: nats or ρ; the whole budget and the bound once it is spent, or null without a cap.
+let amount = nats;
+let cap = null;
+let boundAtCap = null;
+let isCorpus = false;
 let writing = null;
 
 async function request(path, options = {}) {
@@ -60,7 +63,7 @@ function askForKey(problem = null) {
 
 function showPage(shown) {
   const wasAsked = byId("page").hidden || !byId("entry").hidden;
-  ({ model, nats_cap: natsCap, half_at_cap: halfAtCap } = shown);
+  ({ model } = shown);
   byId("entry").hidden = true;
   byId("page").hidden = false;
   byId("forget").hidden = shown.key_name === null;
@@ -69,16 +72,43 @@ function showPage(shown) {
   byId("mode").hidden = !shown.has_chat;
   byId("length").max = shown.max_tokens;
   byId("length").value = Math.min(byId("length").value || 64, shown.max_tokens);
+  isCorpus = shown.guarantee === "corpus";
+  if (isCorpus) showCorpusPromise(shown);
+  else showRealisedWorldPromise(shown);
+  say("half-guess", "(a guess: 50\u00a0%)");
+  showTotals(shown.key, shown.deployment);
+  if (shown.reason !== null) showRefusal({ heading: "Nothing can be written now", message: sentence(shown.reason) });
+  if (wasAsked) byId("prompt").focus();
+}
+
+function showRealisedWorldPromise(shown) {
+  [amount, cap, boundAtCap] = [nats, shown.nats_cap, shown.half_at_cap];
   say("half-question", shown.half_question);
   say("half-meaning", sentence(shown.half_meaning));
   say("world-question", shown.world_question);
   say("world-meaning", sentence(shown.world_meaning));
   say("world-guess", `(a guess: ${(100 / shown.worlds).toFixed(2)}\u00a0%)`);
-  say("half-guess", "(a guess: 50\u00a0%)");
   say("not-bounded", sentence(shown.not_bounded));
-  showTotals(shown.key, shown.deployment);
-  if (shown.reason !== null) showRefusal({ heading: "Nothing can be written now", message: sentence(shown.reason) });
-  if (wasAsked) byId("prompt").focus();
+}
+
+function showCorpusPromise(shown) {
+  [amount, cap, boundAtCap] = [rho, shown.rho_cap, shown.membership_at_cap];
+  say("lead", `Each of ${count(shown.worlds)} small models was adapted on a few of the private texts, or on none. Together they move `
+    + "the public model by a bounded amount, and every token is drawn at random. The figure says how well someone who knows "
+    + "everything else, and saw every answer, can tell whether somebody's texts were there at all.");
+  say("cost-measure", "each the same, in ρ (a measure of differential privacy)");
+  say("half-question", shown.membership_question);
+  const atCap = shown.epsilon_at_cap === null ? "" : ` ${epsilonAtMost(shown.epsilon_at_cap)} at δ = ${shown.delta}, once the whole budget is spent.`;
+  say("half-meaning", `${sentence(shown.membership_meaning)} Neighbouring: ${shown.neighbours} (${shown.relation}).${atCap}`);
+  say("unbounded-title", "Not covered");
+  say("not-bounded", sentence(shown.not_covered));
+}
+
+const charged = (privacy) => (isCorpus ? privacy.rho_charged : privacy.nats_charged);
+
+function budgetLeft(deployment) {
+  const left = isCorpus ? deployment.rho_left : deployment.nats_left;
+  return left === null ? "no cap" : amount(left);
 }
 
 function showTotals(own, deployment) {
@@ -86,26 +116,26 @@ function showTotals(own, deployment) {
   say("totals-title", deployment ? "What all answers to everyone cost" : "What all answers with your key cost");
   say("total-tokens", count(total.tokens_charged));
   say("total-unit", total.tokens_charged === 1 ? "token" : "tokens");
-  say("total-nats", nats(total.nats_charged));
+  say("total-nats", amount(charged(total)));
   say("left-title", deployment ? "budget left" : "left for this key");
   say("total-left", deployment
-    ? (total.nats_left === null ? "no cap" : nats(total.nats_left))
+    ? budgetLeft(total)
     : (total.tokens_left === null ? "no quota" : plural(total.tokens_left, "token")));
   byId("no-bound").hidden = deployment !== null;
   byId("own-total").hidden = !(deployment && own);
   if (deployment && own) say("own-total", `Of these, with this key: ${plural(own.tokens_charged, "token")}.`);
-  const bound = deployment?.half_bound ?? halfAtCap;
+  const bound = (isCorpus ? deployment?.membership_success : deployment?.half_bound) ?? boundAtCap;
   say("half-bound", bound === null ? "no limit" : `right at most ${percentAtMost(bound)}`);
   byId("half-guess").hidden = bound === null;
-  byId("world").hidden = deployment === null;
-  if (deployment) say("world-bound", `right at most ${percentAtMost(deployment.world_bound)}`);
+  byId("world").hidden = deployment === null || isCorpus;
+  if (deployment && !isCorpus) say("world-bound", `right at most ${percentAtMost(deployment.world_bound)}`);
   say("cap-note", capNote(deployment !== null));
 }
 
 function capNote(isOperator) {
-  if (halfAtCap === null) return "This deployment has NO CAP: what all answers together can tell grows without limit.";
+  if (boundAtCap === null) return "This deployment has NO CAP: what all answers together can tell grows without limit.";
   return isOperator
-    ? `These are the figures as of now. Once the whole budget is spent: ${percentAtMost(halfAtCap)}. Then no private token is written any more.`
+    ? `These are the figures as of now. Once the whole budget is spent: ${percentAtMost(boundAtCap)}. Then no private token is written any more.`
     : "This is the figure once the whole budget is spent, whoever asks and however often. Then no private token is written any more.";
 }
 
@@ -228,9 +258,9 @@ function showCost(usage) {
   const unpaid = usage.completion_tokens - privacy.tokens_charged;
   const unit = privacy.tokens_charged === 1 ? "token" : "tokens";
   say("answer-unit", unpaid ? `${unit}, and ${count(unpaid)} of the public model, not charged` : unit);
-  say("answer-nats", nats(privacy.nats_charged));
-  byId("share").hidden = natsCap === null;
-  if (natsCap !== null) say("answer-share", `${Number((100 * privacy.nats_charged / natsCap).toPrecision(2))}\u00a0%`);
+  say("answer-nats", amount(charged(privacy)));
+  byId("share").hidden = cap === null;
+  if (cap !== null) say("answer-share", `${Number((100 * charged(privacy) / cap).toPrecision(2))}\u00a0%`);
   showTotals(privacy.key, privacy.deployment);
 }
 
