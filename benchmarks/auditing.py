@@ -108,7 +108,7 @@ def _texts(workspace: Workspace, length: int) -> list[EncodedText]:
     if workspace.texts is not None:
         return workspace.corpus_texts()
     sampled = workspace.sample_texts(workspace.sizes.audit_texts, length)
-    return [EncodedText(row, None, 1, truncated=True) for row in sampled.numpy()]
+    return [EncodedText.scored_from(1, row, None, truncated=True) for row in sampled.numpy()]
 
 
 def _train(module: nn.Module, members: Sequence[EncodedText]) -> None:

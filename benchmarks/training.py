@@ -116,8 +116,7 @@ def _corpus_apart(workspace: Workspace) -> RandomCorpus:
 
 
 def _corpus(workspace: Workspace, records: torch.Tensor, members: NDArray[np.bool_]) -> RandomCorpus:
-    count, length = records.shape
-    texts = EncodedTexts(records.flatten().numpy(), np.arange(0, count * length + 1, length), 0)
+    texts = EncodedTexts.of(list(records.numpy()), None, 0)
     return RandomCorpus(texts, make_schedule(members, workspace.sizes.batch, 1, workspace.seed), records)
 
 

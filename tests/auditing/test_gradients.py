@@ -56,8 +56,8 @@ def naive_norms(module: Any, texts: list[EncodedText]) -> np.ndarray:
         read = labels if text.input_ids is None else torch.from_numpy(text.input_ids)[None]
         logits = module(input_ids=read, attention_mask=torch.ones_like(read), labels=labels).logits
         own = logits[0, -labels.shape[1] :]
-        rows_of_targets = own[text.first_scored - 1 : -1] if text.input_ids is None else own
-        loss = torch.nn.functional.cross_entropy(rows_of_targets, labels[0, text.first_scored :])
+        rows_of_targets = own[:-1] if text.input_ids is None else own
+        loss = torch.nn.functional.cross_entropy(rows_of_targets, labels[0, int(text.input_ids is None) :])
         loss.backward()
         whole = torch.cat([p.grad.flatten().double() for p in module.parameters() if p.grad is not None])
         rows.append([whole.abs().sum().item(), whole.square().sum().sqrt().item(), whole.abs().max().item()])

@@ -52,7 +52,7 @@ def naive(module: Any, scorer: ModelScorer, text: str) -> Any:
         return None
     if scorer.is_encoder_decoder:
         return naive_decoder(module, encoded.input_ids, encoded.token_ids)
-    return naive_causal(module, encoded.token_ids, encoded.first_scored)
+    return naive_causal(module, encoded.token_ids, 1)
 
 
 def assert_all_as_naive(module: Any, scorer: ModelScorer, texts: Sequence[str] = TEXTS) -> None:

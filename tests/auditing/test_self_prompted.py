@@ -1,5 +1,6 @@
 """What the target writes of its own, against a loop without caches, and the reference adapted to it."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from reticent.auditing.inputs.self_prompted import SelfPrompting, self_prompted_
 from reticent.auditing.inputs.text_store import TextStore
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.errors import AuditError
+from reticent.text.fields import join_fields
 from reticent.text.template import TextTemplate, encode
 from reticent.training.settings import Technique, TechniqueSettings
 from reticent.training.techniques.registry import attach, attach_demonstrations, technique_parameters
@@ -177,3 +179,17 @@ def test_the_reference_is_adapted_to_what_the_target_wrote(tmp_path: Path) -> No
     assert (adapted.folder / "adapt.json").stat().st_mtime_ns == written_at
     private = [path for path in (tmp_path / "cache").rglob("*.jsonl") if path.stat().st_mode & 0o077]
     assert not private, "texts are readable by their owner alone"
+
+
+def test_a_reference_of_an_encoder_decoder_reads_what_the_target_read_of_each_record(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "base", "t5", layers=2)
+    template = TextTemplate(text="A: {answer}", encoder_input="Q: {question}", answer="answer", max_tokens=40)
+    scorer = ModelScorer(build_tiny_model("t5", layers=2), byte_tokenizer(), template, "t5")
+    pairs = [("why is it", "because of the first"), ("how", "in the second of ways")]
+    records = [join_fields([("answer", answer), ("question", question)]) for question, answer in pairs]
+    base = str(tmp_path / "base")
+    adapted = self_prompted_reference(scorer, base, records, PROMPTING, tmp_path, Silence())
+    assert (adapted.template.text, adapted.template.encoder_input) == ("{text}", "{input}")
+    rows = [json.loads(line) for path in tmp_path.rglob("corpus.jsonl") for line in path.read_text().splitlines()]
+    assert {row["input"] for row in rows} == {"Q: why is it", "Q: how"}
+    assert all(row["text"].startswith("A: ") for row in rows)

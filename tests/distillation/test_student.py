@@ -42,7 +42,7 @@ def test_public_texts_are_examples_of_their_own_tokens():
 
 
 def test_a_text_without_labels_predicts_itself():
-    batch = collate([EncodedText(np.array([4, 5, 6]), None, 1, truncated=False)], 0)
+    batch = collate([EncodedText.scored_from(1, np.array([4, 5, 6]), None, truncated=False)], 0)
     assert batch["labels"].tolist() == [[NONE, 5, 6]]
 
 

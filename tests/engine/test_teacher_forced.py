@@ -78,6 +78,20 @@ def test_worlds_in_parts_and_positions_in_blocks_are_the_same_numbers(monkeypatc
     assert whole.full_NK is None
 
 
+def test_some_positions_alone_are_those_among_all():
+    decoder = batched_decoder(build_tiny_model("llama"))
+    forcing = TeacherForcing(
+        decoder,
+        random_adapters(decoder, ["attention"], 3, 2),
+        random_adapters(decoder, ["attention"], 3, 2, seed=7).one(0),
+    )
+    everything, some = forcing.vocab_size, np.array([3, 4, 9])
+    whole, part = one_block(forcing, k=everything), one_block(forcing, k=everything, positions=some)
+    for name in ("public_NK", "worlds_MNK", "full_NK"):
+        np.testing.assert_allclose(by_token(part, name), by_token(whole, name)[..., some, :], **CLOSE)
+    np.testing.assert_allclose(part.worlds_log_normaliser_MP, whole.worlds_log_normaliser_MP[:, some], **CLOSE)
+
+
 def test_fewer_candidates_are_the_first_of_more():
     decoder = batched_decoder(build_tiny_model("gpt2"))
     forcing = TeacherForcing(decoder, random_adapters(decoder, ["attention"], 1, 1))

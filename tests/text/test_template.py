@@ -8,6 +8,7 @@ from tiny_models import BOS, EOS, VOCABULARY, build_tiny_model, byte_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from reticent.errors import InvalidValueError
+from reticent.text.fields import join_fields
 from reticent.text.template import TextTemplate, collate, encode, padding_id
 from reticent.text.tokenise import encode_texts
 
@@ -84,9 +85,9 @@ def test_a_cut_text_has_no_end_and_one_that_just_fits_does():
 @pytest.mark.parametrize(("text", "num_scored"), [("", 0), ("a", 1), ("ab", 2)])
 def test_texts_without_a_scored_token_are_told_by_a_count(text, num_scored):
     [causal] = encode(byte_tokenizer(), TextTemplate(), [text])
-    assert (causal.first_scored, causal.num_scored) == (1, num_scored)
+    assert causal.is_scored.tolist() == [False, *[True] * num_scored]
     [target] = encode(byte_tokenizer(), TextTemplate(), [text], is_encoder_decoder=True)
-    assert (target.first_scored, target.num_scored) == (0, num_scored + 1)
+    assert target.is_scored.tolist() == [True] * (num_scored + 1)
 
 
 def test_no_token_at_all_is_no_scored_token():
@@ -106,12 +107,13 @@ def test_mistake_labels_of_an_encoder_decoder_are_the_target():
 
 def test_each_text_may_have_an_input_of_its_own():
     template = TextTemplate(encoder_input="translate: {input}")
-    encoded = encode(byte_tokenizer(), template, ["b", "d"], is_encoder_decoder=True, inputs=["a", "{input}"])
+    records = [join_fields([("text", "b"), ("input", "a")]), join_fields([("text", "d"), ("input", "{input}")])]
+    encoded = encode(byte_tokenizer(), template, records, is_encoder_decoder=True)
+    assert [byte_tokenizer().decode(text.token_ids[:-1]) for text in encoded] == ["b", "d"]
     assert byte_tokenizer().decode(encoded[0].input_ids[:-1]) == "translate: a"
     assert byte_tokenizer().decode(encoded[1].input_ids[:-1]) == "translate: {input}"
-    for inputs in (None, ["a"]):
-        with pytest.raises(InvalidValueError, match="one input for each of 2 texts"):
-            encode(byte_tokenizer(), template, ["b", "d"], is_encoder_decoder=True, inputs=inputs)
+    with pytest.raises(InvalidValueError, match="no column 'input'; they were read with 'text', 'other'"):
+        encode(byte_tokenizer(), template, [join_fields([("text", "b"), ("other", "a")])], is_encoder_decoder=True)
 
 
 def test_an_encoder_reads_something_even_where_there_is_no_input():
@@ -125,7 +127,14 @@ def test_a_causal_model_has_no_encoder():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"text": "no field"}, {"text": "{text}{text}"}, {"encoder_input": "{input}{input}"}, {"max_tokens": 1}]
+    "wrong",
+    [
+        {"text": "no field"},
+        {"text": "{text}{text}"},
+        {"encoder_input": "{input}{input}"},
+        {"max_tokens": 1},
+        {"text": "{question} {text}", "answer": "reply"},
+    ],
 )
 def test_a_template_that_cannot_be_right_is_refused(wrong):
     with pytest.raises(ValidationError):

@@ -161,8 +161,7 @@ def test_who_trains_in_one_group_is_no_matter_of_texts(tmp_path: Path) -> None:
     short = encoded(["ab" * 3] * 14)
     texts = [short.tokens[short.offsets[i] : short.offsets[i + 1]] for i in range(14)]
     texts[0] = np.tile(texts[0], 3)
-    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])])
-    longer = EncodedTexts(np.concatenate(texts), offsets, 0)
+    longer = EncodedTexts.of(texts, None, 0)
     one, other = (train_isolated(tmp_path, placed(), texts) for texts in (short, longer))
     for path in one.up:
         assert torch.equal(one.up[path][1:], other.up[path][1:])

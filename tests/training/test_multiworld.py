@@ -74,7 +74,8 @@ class OneWorldAlone:
             if step == schedule.num_steps - schedule.steps_per_epoch:
                 summed, counted = 0.0, 0
             records = [r for r in schedule.batch(step, slice(world, world + 1))[0] if r >= 0]
-            losses = torch.cat([self._losses(texts.tokens[texts.offsets[r] : texts.offsets[r + 1]]) for r in records])
+            spans = [slice(texts.offsets[r], texts.offsets[r + 1]) for r in records]
+            losses = torch.cat([self._losses(texts.tokens[span], texts.is_scored[span]) for span in spans])
             rising = (step + 1) / warmup
             falling = (schedule.num_steps - step) / max(1, schedule.num_steps - warmup)
             self.optimiser.param_groups[0]["lr"] = self.peak * (rising if step < warmup else falling)
@@ -85,10 +86,13 @@ class OneWorldAlone:
             summed, counted = summed + losses.sum().item(), counted + len(losses)
         return summed / counted
 
-    def _losses(self, tokens: NDArray[np.int64]) -> torch.Tensor:
+    def _losses(self, tokens: NDArray[np.int64], is_scored: NDArray[np.bool_]) -> torch.Tensor:
+        """Of the scored tokens: all others have the label that is left out."""
         ids = torch.from_numpy(tokens)[None]
+        labels = torch.from_numpy(np.where(is_scored, tokens, -100))
         logits = self.model(input_ids=ids).logits[0, :-1]
-        return functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+        losses = functional.cross_entropy(logits, labels[1:], reduction="none", ignore_index=-100)
+        return losses[labels[1:] != -100]
 
     def factor(self, path: str, kind: str) -> torch.Tensor:
         return self.factors[f"base_model.model.{path}.{kind}.default.weight"].detach()
@@ -160,8 +164,20 @@ def test_compiled_training_in_half_precision_is_as_near_to_exact_as_without(
         assert (ours.adapters.up[path].float() - up).norm() < HALF_PRECISION * up.norm()
 
 
-def check_against_worlds_alone(family: str, lora: LoraSettings, folder: Path, *, fuse: bool = False) -> None:
-    texts, schedule = encoded(), world_schedule()
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_training_together_on_answers_alone_equals_training_each_world_alone(family: str, tmp_path: Path) -> None:
+    """The first letters of each text are given; one text has a single letter to learn."""
+    sequences = encoded().sequences
+    masks = [np.arange(len(ids)) >= max(1, len(ids) // 2) for ids in sequences]
+    masks[3] = np.arange(len(sequences[3])) == 2
+    texts = EncodedTexts.of(sequences, masks, 0)
+    check_against_worlds_alone(family, LoraSettings(rank=2, num_top_layers=2), tmp_path, texts)
+
+
+def check_against_worlds_alone(
+    family: str, lora: LoraSettings, folder: Path, texts: EncodedTexts | None = None, *, fuse: bool = False
+) -> None:
+    texts, schedule = texts or encoded(), world_schedule()
     trainer = make_trainer(family, lora, folder, texts)
     initial = trainer.initial_adapters(1)
     together = trained(trainer, schedule, slice(0, NUM_WORLDS), folder, fuse=fuse)

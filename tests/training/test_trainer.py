@@ -467,5 +467,5 @@ def test_a_text_with_nothing_to_predict_is_named_by_its_place(folders, tmp_path)
     request = small_request(
         corpus, folders("llama"), tmp_path / "out", template=TextTemplate(add_eos=False), split=SplitSettings()
     )
-    with pytest.raises(CorpusError, match=r"short\.jsonl:2: the text has no token to predict"):
+    with pytest.raises(CorpusError, match=r"short\.jsonl:2: the text has fewer than two tokens"):
         adapt(request, Recorder())

@@ -41,6 +41,7 @@ def test_a_run_holds_what_was_asked_for(finished_run: Path, corpus: Path, tiny_l
         [MANIFEST_NAME, MEMBERSHIP_NAME, WORLDS_NAME, FULL_NAME]
     )
     assert manifest.num_worlds == NUM_WORLDS
+    assert manifest.template is None
     assert manifest.corpus is not None
     assert (manifest.corpus.num_records, manifest.corpus.num_units) == (NUM_RECORDS, NUM_RECORDS)
     assert manifest.base.name == str(tiny_llama_folder)

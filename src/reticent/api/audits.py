@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from reticent.auditing.run import AuditRequest
     from reticent.auditing.targets.targets import Target, TargetOptions
     from reticent.text.corpus import TextRecord
+    from reticent.text.fields import RecordLayout
     from reticent.text.in_memory import TextRows
 
 
@@ -44,8 +45,9 @@ class AuditOptions:
         world: this world of a run is audited; the others are its shadow models.
         canaries: `canaries.jsonl` of `reticent canaries plant`.
         model: another place of the base model; on a server, the model's name.
-        template: surroundings of a text, with {text} in its place; as stored unless given.
-        encoder_input: input of an encoder-decoder model's encoder; as stored unless given.
+        template: what the model reads of a text, with columns in braces, such as {text}; as stored unless given.
+        encoder_input: input of an encoder-decoder model's encoder, also with columns; as stored unless given.
+        answer_key: the column of the template that is scored; as stored, or all, unless given.
         max_tokens: cut texts to this many tokens; as stored, or 256, unless given.
         eos: close texts that are not cut; as stored, or yes, unless given.
         dtype: type to compute in; as trained unless given.
@@ -78,6 +80,7 @@ class AuditOptions:
     model: str | None = None
     template: str | None = None
     encoder_input: str | None = None
+    answer_key: str | None = None
     max_tokens: int | None = None
     eos: bool | None = None
     dtype: DTypeName | None = None
@@ -211,8 +214,9 @@ def audit(
 
     chosen, sink = options or AuditOptions(), progress or SilentProgress()
     names = attacks if isinstance(attacks, str) else ",".join(attacks)
-    given = _read(members, text_key, unit_key, limit)
-    others = None if nonmembers is None else _read(nonmembers, nonmember_text_key or text_key, unit_key, limit)
+    layout = _layout(target, chosen)
+    given = _read(members, text_key, unit_key, limit, layout)
+    others = None if nonmembers is None else _read(nonmembers, nonmember_text_key or text_key, unit_key, limit, layout)
     inputs = _Inputs(
         attacks=parse_attacks(names),
         attacks_named=names.strip().lower() != "all",
@@ -291,16 +295,34 @@ def _owners(records: "Sequence[TextRecord]") -> "Owners":
 
 
 def _read(
-    texts: "str | PathLike[str] | TextRows", text_key: str, unit_key: str | None, limit: int | None
+    texts: "str | PathLike[str] | TextRows",
+    text_key: str,
+    unit_key: str | None,
+    limit: int | None,
+    layout: "RecordLayout",
 ) -> "Sequence[TextRecord]":
     from reticent.text.corpus import read_corpus
     from reticent.text.in_memory import corpus_of_rows
 
     if isinstance(texts, str | PathLike):
-        corpus = read_corpus(Path(texts), text_key=text_key, unit_key=unit_key, limit=limit)
+        corpus = read_corpus(Path(texts), text_key=text_key, unit_key=unit_key, limit=limit, layout=layout)
     else:
-        corpus = corpus_of_rows(texts, text_key=text_key, unit_key=unit_key, limit=limit)
+        corpus = corpus_of_rows(texts, text_key=text_key, unit_key=unit_key, limit=limit, layout=layout)
     return corpus.records
+
+
+def _layout(target: Any, options: AuditOptions) -> "RecordLayout":
+    """The columns that the target's texts are made of, before the target is opened."""
+    from reticent.auditing.targets.templates import full_template, stored_template
+    from reticent.worlds.manifest import MANIFEST_NAME, read_manifest
+
+    place = target.folder if isinstance(target, Run) else target
+    stored = None
+    if isinstance(place, str | PathLike):
+        folder = Path(place).expanduser()
+        is_run = options.world is not None and (folder / MANIFEST_NAME).is_file()
+        stored = read_manifest(folder).template if is_run else stored_template(folder)
+    return full_template(stored, _target_options(options).template).layout
 
 
 def _open(target: Any, tokenizer: Any, options: AuditOptions, cache: Path, progress: Progress) -> "Target":
@@ -329,6 +351,7 @@ def _target_options(options: AuditOptions) -> "TargetOptions":
     template: dict[str, Any] = {
         "text": options.template,
         "encoder_input": options.encoder_input,
+        "answer": options.answer_key,
         "max_tokens": options.max_tokens,
         "add_eos": options.eos,
     }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from reticent.api.corpus_deployments import CorpusDeployment
     from reticent.text.corpus import Corpus
     from reticent.text.in_memory import TextRows
+    from reticent.text.template import TextTemplate
     from reticent.training.settings import LoraSettings, TrainingSettings
     from reticent.worlds.manifest import Manifest
     from reticent.worlds.places import Capacity
@@ -46,6 +47,8 @@ class BuildOptions:
         batch_size: records of a world per step, about.
         learning_rate: the peak.
         max_tokens: cut records to this many tokens.
+        template: what the model reads of a record, with columns in braces; `{text}` is that of `text_key`.
+        answer_key: the column of the template that alone is trained on; all of it unless given.
         rank: LoRA's rank.
         alpha: LoRA's alpha; twice the rank unless given.
         target_modules: last parts of module paths, or `attention`, or `all-linear`.
@@ -68,6 +71,8 @@ class BuildOptions:
     batch_size: int = 8
     learning_rate: float | None = None
     max_tokens: int = 256
+    template: str = "{text}"
+    answer_key: str = ""
     rank: int | None = None
     alpha: float | None = None
     target_modules: tuple[str, ...] = ("attention",)
@@ -271,18 +276,23 @@ def build_worlds(
         RunDirectoryError: `resume` is set, but the folder was begun or built with another request.
         TrainingError, StorageError: the build cannot continue; `resume` finishes it.
     """
+    from reticent._settings import readable_settings
+    from reticent.text.template import TextTemplate
     from reticent.worlds.build import BuildRequest, build_run
 
     chosen = options or BuildOptions()
     capacity = _capacity(chosen, worlds)
     lora, training = _training(chosen, capacity)
+    with readable_settings("template"):
+        template = TextTemplate(text=chosen.template, answer=chosen.answer_key, max_tokens=chosen.max_tokens)
     request = BuildRequest(
-        corpus=_open_corpus(corpus, text_key, unit_key, limit),
+        corpus=_open_corpus(corpus, text_key, unit_key, limit, template),
         model=str(model),
         out=Path(out),
         num_worlds=worlds,
         lora=lora,
         training=training,
+        template=template,
         text_key=text_key,
         unit_key=unit_key,
         limit=limit,
@@ -364,11 +374,15 @@ def _top_layers(text: str) -> int | None:
 
 
 def _open_corpus(
-    corpus: "str | PathLike[str] | TextRows", text_key: str, unit_key: str | None, limit: int | None
+    corpus: "str | PathLike[str] | TextRows",
+    text_key: str,
+    unit_key: str | None,
+    limit: int | None,
+    template: "TextTemplate",
 ) -> "Path | Corpus":
     """The path as it is, to be read by the build; anything else as a corpus."""
     from reticent.text.in_memory import corpus_of_rows
 
     if isinstance(corpus, str | PathLike):
         return Path(corpus)
-    return corpus_of_rows(corpus, text_key=text_key, unit_key=unit_key, limit=limit)
+    return corpus_of_rows(corpus, text_key=text_key, unit_key=unit_key, limit=limit, layout=template.layout)

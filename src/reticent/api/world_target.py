@@ -85,8 +85,10 @@ def open_world(folder: Path, world: int, options: TargetOptions, cache: Path, pr
 
 
 def _template(run: RunDirectory) -> dict[str, object]:
-    """The template the worlds were trained with: all of a text up to a length, and an end."""
-    training = run.manifest.training
+    """The template the worlds were trained with, by field; of a run that has none, how long its texts are."""
+    training, template = run.manifest.training, run.manifest.template
+    if template is not None:
+        return template.model_dump()
     return {} if training is None else {"max_tokens": training.max_tokens}
 
 

@@ -45,6 +45,7 @@ from reticent.auditing.targets.targets import Target
 from reticent.errors import AuditError, InvalidValueError, StorageError
 from reticent.protocols import Progress, TokenSignals
 from reticent.stats.intervals import NUM_RESAMPLES
+from reticent.text.fields import readable_text
 from reticent.text.template import texts_as_trained
 
 
@@ -186,7 +187,7 @@ def _write_columns(
         (*members.hashes, *nonmembers.hashes),
         [True] * len(members.hashes) + [False] * len(nonmembers.hashes),
         columns,
-        (*members.texts, *nonmembers.texts) if request.show_texts else None,
+        [readable_text(text) for text in (*members.texts, *nonmembers.texts)] if request.show_texts else None,
     )
 
 
@@ -282,7 +283,8 @@ def _blind_baseline(
         groups = overlap.groups
         if request.owners is not None:
             groups = request.owners.join_groups(groups, (*members.hashes, *nonmembers.hashes))
-        blind = blind_baseline(members.texts, nonmembers.texts, request.seed, groups, confidence=request.confidence)
+        own, others = ([readable_text(text) for text in texts.texts] for texts in (members, nonmembers))
+        blind = blind_baseline(own, others, request.seed, groups, confidence=request.confidence)
     except InvalidValueError as error:
         warnings.append(f"no blind baseline: {error}")
         return None
@@ -321,10 +323,11 @@ def _read_texts(target: Target, members: TextSet, nonmembers: TextSet) -> list[s
     scorer = target.scorer
     if not isinstance(scorer, ModelScorer):
         return None
-    encoded = scorer.encode((*members.texts, *nonmembers.texts))
+    texts = (*members.texts, *nonmembers.texts)
+    encoded = scorer.encode(texts)
     if not any(text.truncated for text in encoded):
         return None
-    return texts_as_trained(scorer.tokenizer, scorer.template, encoded)
+    return texts_as_trained(scorer.tokenizer, scorer.template, texts, encoded)
 
 
 def _near_duplicates_note(overlap: Overlap, nonmembers: TextSet) -> str:

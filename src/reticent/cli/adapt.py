@@ -8,7 +8,7 @@ import typer
 
 from reticent.cli.command_options import split_names, takes_options
 from reticent.cli.output import console, facts, print_json
-from reticent.cli.worlds import DType, UnitKey
+from reticent.cli.worlds import AnswerKey, DType, Template, UnitKey
 from reticent.errors import InterruptedRunError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -47,8 +47,11 @@ class AdaptCommand:
         int | None, typer.Option(help="For icl: how many records stand before every text; they are the members.")
     ] = None
     split_seed: Annotated[int, typer.Option(help="Public seed that draws who is a member.")] = 0
-    template: Annotated[str, typer.Option(help="What the model reads, with {text} in place of the text.")] = "{text}"
-    encoder_input: Annotated[str, typer.Option(help="What the encoder of an encoder-decoder model reads.")] = ""
+    template: Template = "{text}"
+    encoder_input: Annotated[
+        str, typer.Option(help="What the encoder of an encoder-decoder model reads, also with columns in braces.")
+    ] = ""
+    answer_key: AnswerKey = ""
     max_tokens: Annotated[int, typer.Option(help="Cut texts to this many tokens.")] = 256
     eos: Annotated[bool, typer.Option("--eos/--no-eos", help="Close texts that are not cut.")] = True
     epochs: Annotated[int, typer.Option(help="Passes over the members.")] = 1
@@ -160,7 +163,11 @@ class AdaptCommand:
         from reticent.text.template import TextTemplate
 
         return TextTemplate(
-            text=self.template, encoder_input=self.encoder_input, max_tokens=self.max_tokens, add_eos=self.eos
+            text=self.template,
+            encoder_input=self.encoder_input,
+            answer=self.answer_key,
+            max_tokens=self.max_tokens,
+            add_eos=self.eos,
         )
 
     @property

@@ -62,10 +62,13 @@ class AuditCommand:
     limit: Annotated[int | None, typer.Option(help="Read at most this many records of each corpus.")] = None
     template: Annotated[
         str | None,
-        typer.Option(help="What the model reads, with {text} in place of the text; as stored unless given."),
+        typer.Option(help="What the model reads, with columns in braces, such as {text}; as stored unless given."),
     ] = None
     encoder_input: Annotated[
         str | None, typer.Option(help="What the encoder of an encoder-decoder model reads; as stored unless given.")
+    ] = None
+    answer_key: Annotated[
+        str | None, typer.Option(help="Column of the template that alone is scored; as stored, or all, unless given.")
     ] = None
     max_tokens: Annotated[
         int | None, typer.Option(help="Cut texts to this many tokens; as stored, or 256, unless given.")
@@ -105,6 +108,7 @@ class AuditCommand:
             model=self.model,
             template=self.template,
             encoder_input=self.encoder_input,
+            answer_key=self.answer_key,
             max_tokens=self.max_tokens,
             eos=self.eos,
             dtype=None if self.dtype is None else self.dtype.value,

@@ -29,6 +29,12 @@ UnitKey = Annotated[
         "(NFKC) or outer white space alone are one owner."
     ),
 ]
+Template = Annotated[
+    str, typer.Option(help="What the model reads, with columns in braces; {text} is the one of --text-key.")
+]
+AnswerKey = Annotated[
+    str, typer.Option(help="Column of the template that alone is trained on and scored; all of it unless given.")
+]
 AssignmentToMake = Annotated[
     Assignment,
     typer.Option(
@@ -76,6 +82,8 @@ class BuildCommand:
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text"
     unit_key: UnitKey = None
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None
+    template: Template = "{text}"
+    answer_key: AnswerKey = ""
     max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256
     preset: Annotated[
         Preset | None,
@@ -125,6 +133,8 @@ class BuildCommand:
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             max_tokens=self.max_tokens,
+            template=self.template,
+            answer_key=self.answer_key,
             rank=self.rank,
             alpha=self.alpha,
             target_modules=split_names(self.target_modules),

@@ -87,9 +87,11 @@ class Student:
 
 def student_examples(texts: Sequence[ReleasedText], *, public_text: bool) -> list[EncodedText]:
     """Make training examples of released tokens, and of the public texts themselves where wanted."""
-    examples = [EncodedText(text.token_ids, None, 1, truncated=False, labels=text.labels) for text in texts]
+    examples = [EncodedText.scored_from(1, text.token_ids, None, truncated=False, labels=text.labels) for text in texts]
     if public_text:
-        examples += [EncodedText(text.token_ids[: text.num_public], None, 1, truncated=False) for text in texts]
+        examples += [
+            EncodedText.scored_from(1, text.token_ids[: text.num_public], None, truncated=False) for text in texts
+        ]
     return [example for example in examples if example.num_scored]
 
 

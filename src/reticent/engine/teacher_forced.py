@@ -67,6 +67,11 @@ class FinalStates:
     worlds_MND: Tensor
     full_ND: Tensor | None
 
+    def at(self, positions_P: Tensor) -> "FinalStates":
+        """The states at some positions."""
+        full_PD = None if self.full_ND is None else self.full_ND[positions_P]
+        return FinalStates(self.public_ND[positions_P], self.worlds_MND[:, positions_P], full_PD)
+
 
 class TeacherForcing:
     """Reads whole texts with the public model, m worlds and, if there is one, the full-data adapter.
@@ -104,14 +109,21 @@ class TeacherForcing:
         return self._decoder.architecture.context_length
 
     @torch.inference_mode()
-    def blocks(self, tokens: Sequence[int], num_candidates: int, normalise_every: int = 1) -> Iterator[PositionBlock]:
-        """Evaluate a text and yield its positions 0 … len(tokens) − 2 in blocks.
+    def blocks(
+        self,
+        tokens: Sequence[int],
+        num_candidates: int,
+        normalise_every: int = 1,
+        positions: NDArray[np.int64] | None = None,
+    ) -> Iterator[PositionBlock]:
+        """Evaluate a text and yield its positions 0 … len(tokens) − 2, or some of them, in blocks.
 
         Args:
             tokens: the text, at least two tokens; the last is predicted only.
             num_candidates: k.
             normalise_every: compute the worlds' normalisers at positions 0, s, 2 s, …; each costs m rows of the whole
                 vocabulary.
+            positions: those to yield, rising and at least one, int64; they are counted as if they stood alone.
 
         Raises:
             InvalidValueError: the text or k is outside its range.
@@ -123,8 +135,11 @@ class TeacherForcing:
             )
         integer_in_range("num_candidates", num_candidates, 1, self.vocab_size)
         states = self.final_states(tokens[:-1])
-        for start in range(0, len(tokens) - 1, _POSITIONS_AT_ONCE):
-            stop = min(start + _POSITIONS_AT_ONCE, len(tokens) - 1)
+        if positions is not None:
+            states = states.at(torch.from_numpy(positions).to(states.public_ND.device))
+        count = len(states.public_ND)
+        for start in range(0, count, _POSITIONS_AT_ONCE):
+            stop = min(start + _POSITIONS_AT_ONCE, count)
             first = -start % normalise_every
             yield self._block(states, slice(start, stop), num_candidates, range(first, stop - start, normalise_every))
 

@@ -204,8 +204,8 @@ class _TextBatch:
         for tokens, scored, text in zip(tokens_BT, scored_BT, texts, strict=True):
             read = torch.from_numpy(text.token_ids[:-1])
             tokens[: len(read)] = read
-            scored[text.first_scored - 1 : len(read)] = True
-        targets = np.concatenate([text.token_ids[text.first_scored :] for text in texts])
+            scored[: len(read)] = torch.from_numpy(text.is_scored[1:])
+        targets = np.concatenate([text.token_ids[text.is_scored] for text in texts])
         return cls(
             numbers,
             tokens_BT.to(device),

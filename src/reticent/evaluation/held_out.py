@@ -11,6 +11,7 @@ from pathlib import Path
 from reticent.auditing.inputs.overlap import TextSet, abbreviate_hashes, compare_sets
 from reticent.errors import CorpusError
 from reticent.text.corpus import read_corpus, text_hash
+from reticent.text.fields import PLAIN, RecordLayout
 from reticent.worlds.run_directory import RunDirectory
 
 NEAR_DUPLICATES_NOT_SOUGHT = (
@@ -44,6 +45,7 @@ def read_test_texts(
     *,
     text_key: str = "text",
     limit: int | None = None,
+    layout: RecordLayout = PLAIN,
     corpus: Path | None = None,
     cut: Callable[[Sequence[str]], list[str]] | None = None,
 ) -> TestTexts:
@@ -54,15 +56,15 @@ def read_test_texts(
         path: the test texts, as `corpus.read_corpus` reads them.
         text_key: key or column of the text, here and in the corpus.
         limit: the most texts to read.
+        layout: the columns of a record, here and in the corpus.
         corpus: the run's own corpus, to look for near-duplicates.
         cut: cuts texts as the models read them; near-duplicates are looked for among these as well.
 
     Raises:
         CorpusError: a file cannot be read, a test text is in the corpus, or `corpus` is not the run's.
     """
-    texts = TextSet.of(
-        "test texts", [record.text for record in read_corpus(path, text_key=text_key, limit=limit).records]
-    )
+    found = read_corpus(path, text_key=text_key, limit=limit, layout=layout)
+    texts = TextSet.of("test texts", [record.text for record in found.records])
     warnings = []
     trained_on = run.text_hashes()
     if trained_on is None:
@@ -75,7 +77,8 @@ def read_test_texts(
     if corpus is None:
         warnings.append(NEAR_DUPLICATES_NOT_SOUGHT)
         return TestTexts(texts.texts, texts.hashes, texts.num_repeats, None, tuple(warnings))
-    near = _near_duplicates(run, texts, corpus, text_key, trained_on, cut)
+    records = [record.text for record in read_corpus(corpus, text_key=text_key, layout=layout).records]
+    near = _near_duplicates(run, texts, corpus, records, trained_on, cut)
     kept = [(text, value) for text, value in zip(texts.texts, texts.hashes, strict=True) if value not in near]
     if near:
         warnings.append(f"{len(near)} test texts nearly repeat texts of the corpus and were left out")
@@ -89,11 +92,10 @@ def _near_duplicates(
     run: RunDirectory,
     texts: TextSet,
     corpus: Path,
-    text_key: str,
+    records: list[str],
     trained_on: frozenset[str] | None,
     cut: Callable[[Sequence[str]], list[str]] | None,
 ) -> frozenset[str]:
-    records = [record.text for record in read_corpus(corpus, text_key=text_key).records]
     if trained_on is not None:
         records = [text for text in records if text_hash(text) in trained_on]
         if len(set(records)) < len(trained_on):

@@ -7,7 +7,7 @@ drawn for the simulation, from a seed.
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -23,7 +23,7 @@ from reticent._records import package_versions
 from reticent._settings import FiniteModel
 from reticent.decoding.votes import Decoder
 from reticent.engine.teacher_forced import TeacherForcing
-from reticent.errors import OutputExistsError, StorageError
+from reticent.errors import CorpusError, OutputExistsError, StorageError
 from reticent.evaluation.cost import Cost, cost
 from reticent.evaluation.fidelity import Fidelity, fidelity
 from reticent.evaluation.held_out import TestTexts, read_test_texts
@@ -39,7 +39,7 @@ from reticent.layers.forward import batched_decoder
 from reticent.models.base import LanguageModel, usable_device
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.protocols import Progress
-from reticent.text.tokenise import cut_texts, encode_texts
+from reticent.text.template import TextTemplate, encode, nothing_to_predict, texts_as_trained
 from reticent.worlds.assignment import Assignment
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME
 from reticent.worlds.run_directory import RunDirectory
@@ -132,13 +132,15 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
     _check_output(request.out)
     run = RunDirectory.open(request.run, (Assignment.OVERLAPPING, Assignment.UNKNOWN))
     base = run.base(request.model)
+    template = _template(request, run)
     texts = read_test_texts(
         run,
         request.test,
         text_key=request.text_key,
         limit=request.limit,
         corpus=request.corpus,
-        cut=partial(cut_texts, base.load_tokenizer(), max_tokens=_count_tokens_read(request, run)),
+        layout=template.layout,
+        cut=partial(_cut_records, base.load_tokenizer(), template),
     )
     for warning in texts.warnings:
         progress.note(f"warning: {warning}")
@@ -182,11 +184,16 @@ def _check_output(out: Path) -> None:
         raise StorageError(f"cannot make {out}: {error.strerror}; choose another --out") from error
 
 
-def _count_tokens_read(request: EvaluateRequest, run: RunDirectory) -> int:
-    """The most tokens of a text that both the worlds were trained on and the votes are cast on."""
+def _template(request: EvaluateRequest, run: RunDirectory) -> TextTemplate:
+    """The run's own template, with the most tokens of a text that it was trained on and that votes are cast on."""
     trained = run.manifest.training
     limits = [request.max_tokens, trained.max_tokens if trained else None]
-    return min((limit for limit in limits if limit), default=DEFAULT_MAX_TOKENS)
+    most = min((limit for limit in limits if limit), default=DEFAULT_MAX_TOKENS)
+    return (run.manifest.template or TextTemplate()).model_copy(update={"max_tokens": most})
+
+
+def _cut_records(tokenizer: Any, template: TextTemplate, records: Sequence[str]) -> list[str]:
+    return texts_as_trained(tokenizer, template, records, encode(tokenizer, template, records))
 
 
 def _votes(
@@ -198,20 +205,22 @@ def _votes(
     decoder = batched_decoder(base.load(dtype).to(usable_device(request.device)))
     wanted = request.max_tokens or (trained.max_tokens if trained else DEFAULT_MAX_TOKENS)
     max_tokens = min(wanted, decoder.architecture.context_length)
-    encoded = encode_texts(base.load_tokenizer(), texts.texts, max_tokens)
+    template = _template(request, run).model_copy(update={"max_tokens": max_tokens})
+    encoded = encode(base.load_tokenizer(), template, texts.texts)
+    for number, text in enumerate(encoded, start=1):
+        if not text.num_scored:
+            raise CorpusError(nothing_to_predict(f"{request.test}: text {number}", text, template))
     forcing = TeacherForcing(decoder, run.worlds(), run.full() if FULL_NAME in run.manifest.files else None)
-    tokens = [
-        encoded.tokens[start:stop].tolist()
-        for start, stop in zip(encoded.offsets[:-1], encoded.offsets[1:], strict=True)
-    ]
+    tokens = [text.token_ids.tolist() for text in encoded]
     identity = {
         "run": sha256_of_file(run.folder / MANIFEST_NAME),
         "dtype": str(dtype).removeprefix("torch."),
         "max_tokens": max_tokens,
     }
-    casting = CastingRequest(tokens, texts.hashes, identity, request.out / VOTES_FOLDER)
+    scored = [text.is_scored for text in encoded] if template.answer else None
+    casting = CastingRequest(tokens, texts.hashes, identity, request.out / VOTES_FOLDER, scored)
     tensor = cast_vote_tensor(forcing, casting, request.votes, progress, resume=True)
-    return tensor, forcing.vocab_size, max_tokens, encoded.num_truncated
+    return tensor, forcing.vocab_size, max_tokens, sum(text.truncated for text in encoded)
 
 
 def _studies(

@@ -88,12 +88,14 @@ class CastingRequest:
         text_hashes: their SHA-256, aligned.
         identity: what else the votes depend on, as plain JSON values: the run's hash, the type, the length limit.
         folder: where the votes go.
+        is_scored: of each text, the tokens that are voted on, bool[tokens]; all but the first unless given.
     """
 
     tokens: Sequence[Sequence[int]]
     text_hashes: Sequence[str]
     identity: dict[str, Any]
     folder: Path
+    is_scored: Sequence[NDArray[np.bool_]] | None = None
 
 
 def cast_vote_tensor(
@@ -125,7 +127,8 @@ def cast_vote_tensor(
         path = work.working_files / f"text-{index:06d}.npz"
         if not path.is_file():
             coins = PublicCoins.from_seed(settings.coin_seed, index)
-            votes_of_text(forcing, tokens, coins, settings).save(path)
+            scored = None if request.is_scored is None else request.is_scored[index]
+            votes_of_text(forcing, tokens, coins, settings, scored).save(path)
         parts.append(VoteTensor.load(path))
         progress.advance(len(tokens))
     tensor = concatenate_votes(parts)
@@ -136,9 +139,13 @@ def cast_vote_tensor(
 
 
 def votes_of_text(
-    forcing: TeacherForcing, tokens: Sequence[int], coins: PublicCoins, settings: VoteSettings
+    forcing: TeacherForcing,
+    tokens: Sequence[int],
+    coins: PublicCoins,
+    settings: VoteSettings,
+    is_scored: NDArray[np.bool_] | None = None,
 ) -> VoteTensor:
-    """The votes at every position of one text.
+    """The votes at every position of one text, or at those whose next token is scored.
 
     Raises:
         InvalidValueError: the text is too short or too long, or there are more candidates than tokens.
@@ -147,12 +154,13 @@ def votes_of_text(
     blocks, began = [], time.perf_counter()
     seconds = 0.0
     # k is not clipped as the other counts are: more candidates than tokens are refused.
-    for block in forcing.blocks(tokens, max(*counts, settings.num_candidates), settings.mass_every):
+    positions = None if is_scored is None else np.flatnonzero(is_scored[1:])
+    for block in forcing.blocks(tokens, max(*counts, settings.num_candidates), settings.mass_every, positions):
         seconds += time.perf_counter() - began
         blocks.append(_votes_of_block(block, coins, settings, counts))
         began = time.perf_counter()
     merged = concatenate_votes(blocks)
-    targets_N = np.asarray(tokens[1:], dtype=np.int32)
+    targets_N = np.asarray(tokens[1:], dtype=np.int32)[slice(None) if positions is None else positions]
     plain = {name: value for name, value in vars(merged).items() if name != "spans"}
     return VoteTensor(
         **plain | {"offsets": np.array([0, len(targets_N)]), "seconds_I": np.array([seconds]), "targets_N": targets_N}

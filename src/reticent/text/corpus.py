@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from reticent import _validate
 from reticent.errors import CorpusError
 from reticent.text.deduplication import DisjointSets, join_near_duplicates
+from reticent.text.fields import PLAIN, TEXT_COLUMN, RecordLayout, readable_text, refuse_marks
 from reticent.text.formats import PLAIN_TEXT_KEY, Row, read_rows
 
 NEAR_DUPLICATE_THRESHOLD = 0.8
@@ -41,7 +42,7 @@ class TextRecord:
     """One private text.
 
     Attributes:
-        text: the text, not blank.
+        text: the text, not blank; a record of several columns as `reticent.text.fields` writes it.
         unit: the privacy unit it belongs to before near-duplicates are merged; its name as names are compared.
         source: where it was read, "file:line" (a row number in Parquet, the file alone for plain text) or its number in
             a list, for messages.
@@ -86,7 +87,12 @@ class Units:
 
 
 def read_corpus(
-    path: str | Path, *, text_key: str = PLAIN_TEXT_KEY, unit_key: str | None = None, limit: int | None = None
+    path: str | Path,
+    *,
+    text_key: str = PLAIN_TEXT_KEY,
+    unit_key: str | None = None,
+    limit: int | None = None,
+    layout: RecordLayout = PLAIN,
 ) -> Corpus:
     """Read a corpus file or folder.
 
@@ -96,6 +102,8 @@ def read_corpus(
         unit_key: the key or column that names the privacy unit (text or an integer); by default each record is a unit
             of its own, named by its position.
         limit: read at most this many records; blank texts are not counted.
+        layout: the columns of a record, where there are several; a value of null in one that is not the main column is
+            blank, and a whole number is written out.
 
     Raises:
         CorpusError: the corpus is missing, empty, malformed, not UTF-8 or of an unknown format, a key is absent, a
@@ -103,8 +111,8 @@ def read_corpus(
         InvalidValueError: `limit` is not a positive integer.
     """
     check_limit(limit)
-    keys = [text_key] if unit_key is None else [text_key, unit_key]
-    return collect_records(read_rows(Path(path), keys), f"{path}", text_key=text_key, unit_key=unit_key, limit=limit)
+    columns = RecordColumns(text_key, unit_key, layout)
+    return collect_records(read_rows(Path(path), columns.keys), f"{path}", columns, limit)
 
 
 def check_limit(limit: int | None) -> None:
@@ -113,23 +121,60 @@ def check_limit(limit: int | None) -> None:
         _validate.integer_in_range("limit", limit, 1)
 
 
-def collect_records(
-    rows: Iterable[Row], name: str, *, text_key: str, unit_key: str | None, limit: int | None
-) -> Corpus:
-    """Make a corpus of rows, each of which has the wanted keys; arguments and errors are those of `read_corpus`.
+@dataclass(frozen=True)
+class RecordColumns:
+    """The keys of a row that a record is made of.
+
+    Attributes:
+        text_key: the key of the text.
+        unit_key: the key of the privacy unit, or None.
+        layout: the columns of a record.
+    """
+
+    text_key: str = PLAIN_TEXT_KEY
+    unit_key: str | None = None
+    layout: RecordLayout = PLAIN
+
+    @property
+    def keys(self) -> list[str]:
+        """All keys that a row must have, each once."""
+        own = [self._key(column) for column in self.layout.columns]
+        return list(dict.fromkeys(own if self.unit_key is None else [*own, self.unit_key]))
+
+    def record(self, row: Row) -> str:
+        """The record that a row holds, empty where it is blank.
+
+        Raises:
+            CorpusError: a value is no text.
+        """
+        values = {}
+        for column in self.layout.columns:
+            key = self._key(column)
+            value = row.values[key]
+            if column != self.layout.main:
+                value = _other_column(value)
+            values[column] = _text(row.source, key, value)
+        return self.layout.record(values)
+
+    def _key(self, column: str) -> str:
+        return self.text_key if column == TEXT_COLUMN else column
+
+
+def collect_records(rows: Iterable[Row], name: str, columns: RecordColumns, limit: int | None) -> Corpus:
+    """Make a corpus of rows, each of which has the wanted keys; errors are those of `read_corpus`.
 
     Args:
         rows: the rows, in order.
         name: of the corpus, for messages.
-        text_key: the key of the text.
-        unit_key: the key of the privacy unit, or None.
+        columns: the keys of text and unit.
         limit: the most records, or None.
     """
     records: list[TextRecord] = []
     spellings: set[str] = set()
     skipped_blank = 0
+    unit_key = columns.unit_key
     for row in rows:
-        text = _text(row.source, text_key, row.values[text_key])
+        text = columns.record(row)
         if not text.strip():
             skipped_blank += 1
             continue
@@ -166,7 +211,7 @@ def group_units(
     first_of_unit: dict[str, int] = {}
     for position, record in enumerate(records):
         sets.join(first_of_unit.setdefault(record.unit, position), position)
-    texts = [record.text for record in records]
+    texts = [readable_text(record.text) for record in records]
     join_near_duplicates(sets, texts, threshold)
     num_units = num_whole = sets.count()
     if texts_as_trained is not None and list(texts_as_trained) != texts:
@@ -237,9 +282,16 @@ def _update_with_length_prefixed(digest: "hashlib._Hash", parts: Iterable[str]) 
         digest.update(data)
 
 
+def _other_column(value: object) -> object:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _text(source: str, key: str, value: object) -> str:
     if not isinstance(value, str):
         raise CorpusError(f"{source}: the value of {key!r} must be text, found {type(value).__name__}")
+    refuse_marks(source, value)
     try:
         value.encode()
     except UnicodeEncodeError as error:

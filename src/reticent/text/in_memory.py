@@ -6,7 +6,8 @@ The same checks hold as for files, and errors name a record's number in place of
 from collections.abc import Iterable, Iterator, Mapping
 
 from reticent.errors import CorpusError
-from reticent.text.corpus import Corpus, check_limit, collect_records
+from reticent.text.corpus import Corpus, RecordColumns, check_limit, collect_records
+from reticent.text.fields import PLAIN, RecordLayout
 from reticent.text.formats import PLAIN_TEXT_KEY, Row
 
 TextRows = Iterable[str] | Iterable[Mapping[str, object]]
@@ -14,7 +15,12 @@ TextRows = Iterable[str] | Iterable[Mapping[str, object]]
 
 
 def corpus_of_rows(
-    rows: TextRows, *, text_key: str = PLAIN_TEXT_KEY, unit_key: str | None = None, limit: int | None = None
+    rows: TextRows,
+    *,
+    text_key: str = PLAIN_TEXT_KEY,
+    unit_key: str | None = None,
+    limit: int | None = None,
+    layout: RecordLayout = PLAIN,
 ) -> Corpus:
     """Make a corpus of texts or of records.
 
@@ -23,6 +29,7 @@ def corpus_of_rows(
         text_key: the key of the text in a mapping.
         unit_key: the key that names the privacy unit; by default each record is a unit of its own.
         limit: take at most this many records; blank texts are not counted.
+        layout: the columns of a record, where there are several.
 
     Raises:
         CorpusError: the rows are no texts or mappings, one lacks a key, or no record is left.
@@ -34,8 +41,8 @@ def corpus_of_rows(
             f"a corpus is a path, a list of texts or records, or a dataset, and not one {type(rows).__name__}; "
             "for a single text give a list"
         )
-    keys = [text_key] if unit_key is None else [text_key, unit_key]
-    return collect_records(_rows(rows, keys), "the corpus", text_key=text_key, unit_key=unit_key, limit=limit)
+    columns = RecordColumns(text_key, unit_key, layout)
+    return collect_records(_rows(rows, columns.keys), "the corpus", columns, limit)
 
 
 def _rows(rows: Iterable[object], keys: list[str]) -> Iterator[Row]:
@@ -47,7 +54,9 @@ def _rows(rows: Iterable[object], keys: list[str]) -> Iterator[Row]:
 def _values(source: str, row: object, keys: list[str]) -> Mapping[str, object]:
     if isinstance(row, str):
         if len(keys) > 1:
-            raise CorpusError(f"{source}: a plain text names no unit; give records that hold {' and '.join(keys)}")
+            raise CorpusError(
+                f"{source}: a plain text names no other column; give records that hold {' and '.join(keys)}"
+            )
         return {keys[0]: row}
     if not isinstance(row, Mapping):
         raise CorpusError(f"{source}: must be a text or a record with {keys[0]!r}, found {type(row).__name__}")

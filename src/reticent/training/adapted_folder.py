@@ -141,7 +141,7 @@ class AdaptedFolder:
         Raises:
             RunDirectoryError: it is missing, half-made, damaged or of a newer schema.
         """
-        manifest = _read_manifest(folder)
+        manifest = read_adapted_manifest(folder)
         check_files(folder, manifest.files)
         members, heldout = (_read_hashes(folder / name) for name in (MEMBERS_NAME, HELDOUT_NAME))
         if (len(members), len(heldout)) != (manifest.counts.members, manifest.counts.heldout):
@@ -315,7 +315,12 @@ def _read_hashes(path: Path) -> tuple[str, ...]:
     return hashes
 
 
-def _read_manifest(folder: Path) -> AdaptManifest:
+def read_adapted_manifest(folder: Path) -> AdaptManifest:
+    """Read and check `adapt.json`; the other files of the folder are not looked at.
+
+    Raises:
+        RunDirectoryError: it is missing, damaged or of a newer schema.
+    """
     path = folder / ADAPT_NAME
     if not path.is_file():
         raise RunDirectoryError(

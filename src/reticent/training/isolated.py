@@ -56,12 +56,17 @@ class SlottedTexts:
             width: tokens that every slot takes, public.
         """
         tokens = np.full((len(record_of_slot) + 1, width), _PUBLIC_TOKEN, dtype=np.int64)
+        is_scored = np.zeros(tokens.shape, dtype=np.bool_)
         lengths = np.zeros(len(tokens), dtype=np.int64)
         for slot in np.flatnonzero(record_of_slot >= 0):
             record = record_of_slot[slot]
-            own = texts.tokens[texts.offsets[record] : texts.offsets[record + 1]]
+            span = slice(texts.offsets[record], texts.offsets[record + 1])
+            own = texts.tokens[span]
             tokens[slot, : len(own)], lengths[slot] = own, len(own)
-        padded = EncodedTexts(tokens.reshape(-1), width * np.arange(len(tokens) + 1), texts.num_truncated)
+            is_scored[slot, : len(own)] = texts.is_scored[span]
+        padded = EncodedTexts(
+            tokens.reshape(-1), width * np.arange(len(tokens) + 1), texts.num_truncated, is_scored.reshape(-1)
+        )
         return cls(padded, lengths)
 
     @property
@@ -143,11 +148,7 @@ class IsolatedTrainer(MultiWorldTrainer):
         super().__init__(decoder, texts.padded, lora, training, scratch)
         self._slots = texts
 
-    def _num_targets(self, slots_GB: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count the predicted tokens of each slot; 0 where there is no text."""
-        return np.where(slots_GB < 0, 0, np.maximum(self._slots.lengths[slots_GB] - 1, 0))
-
-    def _longest(self, targets_GB: NDArray[np.int64]) -> int:
+    def _longest(self, records_GB: NDArray[np.int64]) -> int:
         return self._slots.width - 1
 
     def _tokens_of_step(self, records_GB: NDArray[np.int64]) -> int:
@@ -159,7 +160,6 @@ class IsolatedTrainer(MultiWorldTrainer):
         """One pass over some slots of a step in which the worlds have `count_G` tokens in all."""
         architecture = self._decoder.architecture
         num_worlds, num_positions = len(records_GB), self._slots.width - 1
-        targets_GB = self._num_targets(records_GB)
         slots_GB = np.where(records_GB < 0, len(self._slots.padded) - 1, records_GB)
         hidden_GND = self._decoder.run_layers(
             self.trunk.gather(slots_GB, num_positions),
@@ -168,9 +168,10 @@ class IsolatedTrainer(MultiWorldTrainer):
             self._decoder.attention_over,
             group_by_layer(architecture, adapters.to(architecture.dtype, architecture.device)),
         )
-        is_scored = (np.arange(num_positions) < targets_GB[..., None]).reshape(num_worlds, -1)
+        index_GN = self.trunk.token_index(slots_GB, num_positions + 1)[..., 1:].reshape(num_worlds, -1)
+        is_scored = self._texts.is_scored[index_GN]
         weight_GN = np.where(is_scored, 1.0 / np.maximum(count_G, 1)[:, None], 0.0)
-        targets_GN = self._texts.tokens[self.trunk.token_index(slots_GB, num_positions + 1)[..., 1:]]
+        targets_GN = self._texts.tokens[index_GN]
         final_GND = self._decoder.final_hidden(hidden_GND)
         loss, losses = chunked_cross_entropy(
             final_GND.reshape(-1, final_GND.shape[-1]),

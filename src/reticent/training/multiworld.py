@@ -57,6 +57,7 @@ class MultiWorldTrainer:
         keep_freed_memory()
         self._decoder = decoder
         self._texts = texts
+        self._num_scored = texts.num_scored
         self._lora = lora
         self._training = training
         self._modules = select_modules(decoder.architecture, lora.target_modules, lora.num_top_layers)
@@ -135,10 +136,9 @@ class MultiWorldTrainer:
 
     def _accumulate(self, records_GB: NDArray[np.int64], adapters: StackedAdapters, totals: Tensor) -> int:
         """Leave a step's gradients; adds each world's summed loss and tokens to `totals`; returns the token count."""
-        targets_GB = self._num_targets(records_GB)
-        count_G = targets_GB.sum(1)
+        count_G = self._num_targets(records_GB).sum(1)
         num_worlds, num_records = records_GB.shape
-        at_once = records_that_fit(num_worlds, self._longest(targets_GB), self._training.batch_size)
+        at_once = records_that_fit(num_worlds, self._longest(records_GB), self._training.batch_size)
         for part_GB in np.array_split(records_GB, math.ceil(num_records / at_once), axis=1):
             self._accumulate_part(part_GB, count_G, adapters, totals[0])
         totals[1] += torch.from_numpy(count_G)
@@ -149,9 +149,7 @@ class MultiWorldTrainer:
     ) -> None:
         """One pass over some records of a step in which the worlds have `count_G` tokens in all."""
         architecture = self._decoder.architecture
-        targets_GB = self._num_targets(records_GB)
-        # The last token of a text is only a target, so it needs no position of its own.
-        num_positions = int(targets_GB.max())
+        num_positions = self._longest(records_GB)
         hidden_GND = self.trunk.gather(records_GB, num_positions)
         working = adapters.to(architecture.dtype, architecture.device)
         hidden_GND = self._decoder.run_layers(
@@ -161,9 +159,11 @@ class MultiWorldTrainer:
             self._decoder.attention_over,
             group_by_layer(architecture, working),
         )
-        scored_GBT = np.arange(num_positions) < targets_GB[..., None]
-        targets = self._texts.tokens[self.trunk.token_index(records_GB, num_positions + 1)[..., 1:][scored_GBT]]
-        world_of_row = np.repeat(np.arange(len(records_GB)), targets_GB.sum(1))
+        index_GBT = self.trunk.token_index(records_GB, num_positions + 1)[..., 1:]
+        ends_GB = np.where(records_GB < 0, 0, self._texts.lengths[records_GB] - 1)
+        scored_GBT = self._texts.is_scored[index_GBT] & (np.arange(num_positions) < ends_GB[..., None])
+        targets = self._texts.tokens[index_GBT[scored_GBT]]
+        world_of_row = np.repeat(np.arange(len(records_GB)), scored_GBT.sum((1, 2)))
         rows = torch.from_numpy(scored_GBT.reshape(len(records_GB), -1)).to(architecture.device)
         loss, losses = chunked_cross_entropy(
             self._decoder.final_hidden(hidden_GND[rows]),
@@ -184,9 +184,9 @@ class MultiWorldTrainer:
         """The adapters as they are kept."""
         return adapters
 
-    def _longest(self, targets_GB: NDArray[np.int64]) -> int:
-        """Positions that a pass over these records has."""
-        return int(targets_GB.max())
+    def _longest(self, records_GB: NDArray[np.int64]) -> int:
+        """Positions that a pass over these records has: the last token of a text is only predicted and needs none."""
+        return int(self._texts.lengths[records_GB[records_GB >= 0]].max()) - 1
 
     def _tokens_of_step(self, records_GB: NDArray[np.int64]) -> int:
         """Tokens that a step over these records is reported as."""
@@ -203,7 +203,7 @@ class MultiWorldTrainer:
 
     def _num_targets(self, records_GB: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count the predicted tokens of each record; 0 where there is no record."""
-        return np.where(records_GB < 0, 0, self._texts.lengths[records_GB] - 1)
+        return np.where(records_GB < 0, 0, self._num_scored[records_GB])
 
 
 def _gradients(adapters: StackedAdapters) -> list[Tensor]:

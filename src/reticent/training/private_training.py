@@ -232,5 +232,9 @@ def _probe_texts(module: nn.Module) -> Texts:
     texts = []
     for length in _PROBE_LENGTHS:
         ids, read = (generator.integers(0, len(table), length + extra) for extra in (0, 1))
-        texts.append(EncodedText(ids, read if is_encoder_decoder else None, int(not is_encoder_decoder), False))
+        texts.append(
+            EncodedText.scored_from(
+                int(not is_encoder_decoder), ids, read if is_encoder_decoder else None, truncated=False
+            )
+        )
     return Texts(texts, 0, table.device)

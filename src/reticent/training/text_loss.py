@@ -82,18 +82,18 @@ class TextLoss:
     def _forward(self, batch: dict[str, Tensor]) -> Any:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         if self._is_encoder_decoder:
-            inputs["decoder_input_ids"] = self._shift_labels(batch["labels"])
+            inputs["decoder_input_ids"] = self._shift_targets(batch["target_ids"])
         return self._module(**inputs, use_cache=False)
 
-    def _shift_labels(self, labels_BT: Tensor) -> Tensor:
+    def _shift_targets(self, targets_BT: Tensor) -> Tensor:
         """Make the decoder's input: its start token, then the target without its last token."""
-        start = torch.full_like(labels_BT[:, :1], int(self._config.decoder_start_token_id))
-        return torch.cat([start, labels_BT[:, :-1].clamp(min=0)], dim=1)
+        start = torch.full_like(targets_BT[:, :1], int(self._config.decoder_start_token_id))
+        return torch.cat([start, targets_BT[:, :-1]], dim=1)
 
     def _is_head_last(self) -> bool:
         """True if the model's logits are the projection's output and no more: some models scale or cap them after."""
         ids = torch.tensor([_PROBE_TOKENS], device=next(self._module.parameters()).device)
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids, "target_ids": ids}
         was_training = self._module.training
         self._module.eval()
         try:

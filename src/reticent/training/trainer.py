@@ -23,7 +23,7 @@ from reticent.models.base import LanguageModel, resolve_base_model, usable_devic
 from reticent.protocols import Progress
 from reticent.randomness import SystemNoise
 from reticent.text.corpus import Corpus, TextRecord, grouping_notes, read_corpus, text_hash
-from reticent.text.template import EncodedText, TextTemplate, encode, padding_id, texts_as_trained
+from reticent.text.template import EncodedText, TextTemplate, encode, nothing_to_predict, padding_id, texts_as_trained
 from reticent.training.adapted_folder import (
     ADAPT_NAME,
     AdaptedFolder,
@@ -108,7 +108,13 @@ def adapt(request: AdaptRequest, progress: Progress, *, resume: bool = False) ->
     device = usable_device(request.device)
     folder = WorkFolder(request.out, ADAPT_NAME, "adapted model")
     folder.check_free(resume)
-    corpus = read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
+    corpus = read_corpus(
+        request.corpus,
+        text_key=request.text_key,
+        unit_key=request.unit_key,
+        limit=request.limit,
+        layout=request.template.layout,
+    )
     base = resolve_base_model(request.model)
     return _Adaptation(request, progress, folder, corpus, base, device).run()
 
@@ -192,7 +198,7 @@ class _Adaptation:
         records = self._corpus.records
         texts = [record.text for record in records]
         encoded = encode(self._tokenizer, template, texts, is_encoder_decoder=self._is_encoder_decoder)
-        return split_records(records, self._request.split, texts_as_trained(self._tokenizer, template, encoded))
+        return split_records(records, self._request.split, texts_as_trained(self._tokenizer, template, texts, encoded))
 
     def _template_that_fits(self, model: Any, module: nn.Module) -> TextTemplate:
         request = self._request
@@ -223,7 +229,7 @@ class _Adaptation:
         )
         for record, text in zip(chosen, encoded, strict=True):
             if not text.num_scored:
-                raise CorpusError(f"{record.source}: the text has no token to predict; remove it")
+                raise CorpusError(nothing_to_predict(record.source, text, template))
         return encoded
 
     def _train(self) -> tuple[EpochLoss, ...]:
@@ -316,7 +322,7 @@ class _Adaptation:
         return {
             "technique": str(request.technique),
             "settings": request.settings.model_dump(mode="json"),
-            "template": self._template.model_dump(mode="json"),
+            "template": _template_record(self._template),
             "split": request.split.model_dump(mode="json"),
             "training": None if request.is_in_context else request.training.model_dump(mode="json"),
             "dp": None if dp is None else dp.model_dump(mode="json"),
@@ -334,6 +340,7 @@ class _Adaptation:
         identity = self._identity()
         earlier = adapted.manifest.model_dump(mode="json", include=set(identity))
         earlier["base"].pop("class_name")
+        earlier["template"] = _template_record(adapted.manifest.template)
         earlier |= {"members": _list_hash(adapted.member_hashes), "heldout": _list_hash(adapted.heldout_hashes)}
         self._folder.check_same(earlier, identity, "made")
         self._folder.tidy()
@@ -354,6 +361,11 @@ def _check_request(request: AdaptRequest) -> None:
         raise InvalidValueError("in-context learning trains nothing, so it has no validation loss; leave it out")
     if request.privacy is not None:
         refuse_unsuited(request.technique, request.training)
+
+
+def _template_record(template: TextTemplate) -> dict[str, Any]:
+    """The template, without an answer where it has none: unfinished work of earlier versions knows of none."""
+    return template.model_dump(mode="json", exclude=set() if template.answer else {"answer"})
 
 
 def _list_hash(hashes: Sequence[str]) -> str:

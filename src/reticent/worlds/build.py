@@ -31,7 +31,8 @@ from reticent.text.corpus import (
     read_corpus,
     units_hash,
 )
-from reticent.text.tokenise import decode_texts, encode_texts
+from reticent.text.template import TextTemplate, encode, nothing_to_predict, texts_as_trained
+from reticent.text.tokenise import EncodedTexts
 from reticent.training.checkpoint import TrainingCheckpoint
 from reticent.training.compilation import confirm_fusing, decide_fusing
 from reticent.training.multiworld import MultiWorldTrainer, TrainedWorlds
@@ -62,6 +63,7 @@ class BuildRequest:
         out: the run directory to make.
         num_worlds: m. membership_seed: public; assigns units to worlds.
         lora, training: what each adapter is and how it is trained.
+        template: what surrounds each text, and which of it is trained on; the length limit is that of the training.
         device: where to train.
         assignment: overlapping worlds, or disjoint shards; neither where there are places.
         capacity: worlds and places, for a run that carries the corpus guarantee.
@@ -75,6 +77,7 @@ class BuildRequest:
     num_worlds: int
     lora: LoraSettings = field(default_factory=LoraSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    template: TextTemplate = field(default_factory=TextTemplate)
     text_key: str = "text"
     unit_key: str | None = None
     limit: int | None = None
@@ -105,27 +108,30 @@ def build_run(request: BuildRequest, progress: Progress, *, resume: bool = False
     base = resolve_base_model(request.model)
     decoder = batched_decoder(base.load(getattr(torch, request.training.dtype)).to(device))
     max_tokens = min(request.training.max_tokens, decoder.architecture.context_length)
+    template = request.template.model_copy(update={"max_tokens": max_tokens})
     tokenizer = base.load_tokenizer()
-    texts = encode_texts(
-        tokenizer,
-        [record.text for record in corpus.records],
-        max_tokens,
-        sources=[record.source for record in corpus.records],
-    )
+    texts, as_trained = _encode_records(tokenizer, template, corpus)
     if texts.num_truncated:
         progress.note(f"{texts.num_truncated} of {len(texts)} records are longer than {max_tokens} tokens and were cut")
-    units = _units(request, corpus, decode_texts(tokenizer, texts.sequences), progress)
+    units = _units(request, corpus, as_trained, progress)
     inputs = TrainingInputs(decoder, texts, units, _record_hashes(corpus), max_tokens, request.lora, request.training)
-    return _Build(request, progress, corpus, base, inputs).run()
+    return _Build(request, progress, corpus, base, inputs, template).run()
 
 
 class _Build:
     def __init__(
-        self, request: BuildRequest, progress: Progress, corpus: Corpus, base: LanguageModel, inputs: TrainingInputs
+        self,
+        request: BuildRequest,
+        progress: Progress,
+        corpus: Corpus,
+        base: LanguageModel,
+        inputs: TrainingInputs,
+        template: TextTemplate,
     ) -> None:
         self._request = request
         self._progress = progress
         self._inputs = inputs
+        self._template = template
         self._architecture = inputs.decoder.architecture
         self._layout: WorldLayout = (
             SeededLayout(inputs, request.assignment, request.num_worlds, request.membership_seed)
@@ -180,6 +186,7 @@ class _Build:
             lora=self._request.lora,
             corpus=self._corpus_record,
             training=self._request.training,
+            template=None if self._template.is_plain else self._template,
             **layout.identity(),
         )
         self._folder.tidy()
@@ -213,6 +220,7 @@ class _Build:
             "corpus": self._corpus_record.model_dump(mode="json"),
             "lora": self._request.lora.model_dump(mode="json"),
             "training": self._request.training.model_dump(mode="json"),
+            "template": None if self._template.is_plain else self._template.model_dump(mode="json"),
         }
 
     def _groups(self) -> list[slice]:
@@ -254,7 +262,32 @@ def concatenate_worlds(parts: list[StackedAdapters]) -> StackedAdapters:
 def _read_corpus(request: BuildRequest) -> Corpus:
     if isinstance(request.corpus, Corpus):
         return request.corpus
-    return read_corpus(request.corpus, text_key=request.text_key, unit_key=request.unit_key, limit=request.limit)
+    return read_corpus(
+        request.corpus,
+        text_key=request.text_key,
+        unit_key=request.unit_key,
+        limit=request.limit,
+        layout=request.template.layout,
+    )
+
+
+def _encode_records(tokenizer: Any, template: TextTemplate, corpus: Corpus) -> tuple[EncodedTexts, list[str]]:
+    """The records as worlds are trained on them: as tokens, and as texts, cut.
+
+    Raises:
+        CorpusError: a record has nothing to predict.
+    """
+    records = [record.text for record in corpus.records]
+    encoded = encode(tokenizer, template, records)
+    for record, text in zip(corpus.records, encoded, strict=True):
+        if not text.num_scored:
+            raise CorpusError(nothing_to_predict(record.source, text, template))
+    texts = EncodedTexts.of(
+        [text.token_ids for text in encoded],
+        [text.is_scored for text in encoded],
+        sum(text.truncated for text in encoded),
+    )
+    return texts, texts_as_trained(tokenizer, template, records, encoded)
 
 
 def _units(request: BuildRequest, corpus: Corpus, texts_as_trained: list[str], progress: Progress) -> Units:

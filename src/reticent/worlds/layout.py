@@ -64,7 +64,7 @@ class TrainingInputs:
     def num_targets(self, schedule: Schedule, worlds: slice = slice(None)) -> int:
         """Predicted tokens that training some worlds goes through."""
         held = schedule.members[:, worlds].sum(1)
-        return int(held @ (self.texts.lengths - 1)) * schedule.epochs
+        return int(held @ (self.texts.num_scored)) * schedule.epochs
 
 
 class WorldLayout(Protocol):

@@ -12,6 +12,7 @@ from reticent._settings import FrozenModel
 from reticent.errors import RunDirectoryError
 from reticent.guarantees import Guarantee
 from reticent.models.base import BaseModelRecord
+from reticent.text.template import TextTemplate
 from reticent.training.settings import LoraSettings, TrainingSettings
 from reticent.worlds.assignment import GUARANTEES, Assignment
 from reticent.worlds.places import PLACES_NAME, Capacity
@@ -41,9 +42,10 @@ class CorpusRecord(FrozenModel):
 class Manifest(FrozenModel):
     """Everything needed to tell what a run is, and the hashes of its files.
 
-    `corpus`, `training` and `membership_seed` are absent from a run imported from PEFT folders. Where no file says who
-    is in which world, the assignment is unknown, whatever else was written. A run with places has the number of a
-    world's places and of a unit's records in each, and any number of worlds; others have an even one.
+    `corpus`, `training` and `membership_seed` are absent from a run imported from PEFT folders; `template` also from
+    one whose texts were read as they are. Where no file says who is in which world, the assignment is unknown, whatever
+    else was written. A run with places has the number of a world's places and of a unit's records in each, and any
+    number of worlds; others have an even one.
     """
 
     schema_version: int = Field(strict=True, ge=1)
@@ -53,6 +55,7 @@ class Manifest(FrozenModel):
     lora: LoraSettings
     corpus: CorpusRecord | None = None
     training: TrainingSettings | None = None
+    template: TextTemplate | None = None
     membership_seed: int | None = None
     assignment: Assignment = Assignment.OVERLAPPING
     places: int | None = Field(default=None, ge=1)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from reticent.text.template import TEXT_FIELD, TextTemplate, encode
+from reticent.text.template import TextTemplate, encode_beginnings
 
 _ROWS_AT_ONCE = 32
 _REPLACEMENT = "\ufffd"
@@ -96,19 +96,14 @@ class LocalExtractor:
         self._tokenizer = tokenizer
         model: Any = module
         self._is_encoder_decoder = bool(model.config.is_encoder_decoder)
-        self._template = TextTemplate(
-            text=template.text.partition(TEXT_FIELD)[0] + TEXT_FIELD,
-            encoder_input=template.encoder_input,
-            max_tokens=template.max_tokens,
-            add_eos=False,
-        )
+        self._template = template
         self._max_tokens = min(max_positions, template.max_tokens)
 
     def count_emitted(
         self, targets: Sequence[ExtractionTarget], num_samples: int | None, seed: int
     ) -> list[int | None]:
         """See `Extractor.count_emitted`."""
-        prompts = encode(
+        prompts = encode_beginnings(
             self._tokenizer,
             self._template,
             [target.prompt for target in targets],

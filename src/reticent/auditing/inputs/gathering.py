@@ -372,8 +372,9 @@ class Gatherer:
         found.facts["neighbours from"] = source.name
         self._progress.begin("making neighbours", len(self._texts))
         count = max(self._settings.num_neighbours, self._settings.num_paraphrases)
+        settings, layout = self._settings, self._target.template.layout
         return load_or_make_neighbours(
-            self._texts, count, source, self._settings.seed, self._settings.cache, self._progress.advance
+            self._texts, count, source, settings.seed, settings.cache, self._progress.advance, layout
         )
 
     def _neighbour_source(self) -> MaskedLm | BaseResampler:

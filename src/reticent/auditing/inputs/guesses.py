@@ -58,7 +58,7 @@ def guess_evidence(
 
 def _evidence(surrogate: ModelScorer, text: str, places: Places, written: Sequence[str]) -> GuessEvidence:
     (encoded,) = surrogate.encode([text])
-    logits_PV = surrogate.next_token_logits(encoded)[places.indices - encoded.first_scored]
+    logits_PV = surrogate.next_token_logits(encoded)[np.cumsum(encoded.is_scored)[places.indices] - 1]
     logp_PV = log_softmax(logits_PV.astype(np.float64), axis=1)
     guesses_P = np.array([_guessed_id(surrogate, places, n, guess) for n, guess in enumerate(written)], dtype=np.int64)
     is_token_P = guesses_P >= 0

@@ -118,7 +118,7 @@ class BaseResampler:
 
     def proposals(self, tokens: Tokens, places: Sequence[NDArray[np.int64]]) -> Iterator[NDArray[np.float32]]:
         """See `NeighbourSource`."""
-        text = EncodedText(tokens.ids, self._encoder_ids, tokens.first, truncated=False)
+        text = EncodedText.scored_from(tokens.first, tokens.ids, self._encoder_ids, truncated=False)
         logits_TV = self._scorer.next_token_logits(text)
         for at in places:
             yield logits_TV[at - tokens.first]

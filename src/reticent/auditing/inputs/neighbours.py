@@ -25,6 +25,7 @@ from reticent import _validate
 from reticent.auditing.inputs.swappable import SwappableTokens
 from reticent.auditing.inputs.text_store import TextStore
 from reticent.text.corpus import text_hash
+from reticent.text.fields import PLAIN, RecordLayout
 
 SWAPPED_SHARE = 0.1
 """The share of a text's tokens that one neighbour swaps, at least one."""
@@ -71,7 +72,9 @@ class NeighbourSource(Protocol):
         ...
 
 
-def neighbours(texts: Sequence[str], n: int, source: NeighbourSource, seed: int) -> list[list[str]]:
+def neighbours(
+    texts: Sequence[str], n: int, source: NeighbourSource, seed: int, layout: RecordLayout = PLAIN
+) -> list[list[str]]:
     """At most n neighbours of each text, in order.
 
     Args:
@@ -79,12 +82,18 @@ def neighbours(texts: Sequence[str], n: int, source: NeighbourSource, seed: int)
         n: how many neighbours of each.
         source: what proposes swaps.
         seed: of the places and the draws.
+        layout: of records with several columns: tokens are swapped in the main one, which is read by itself.
 
     Raises:
         InvalidValueError: n is not a positive integer.
     """
     _validate.integer_in_range("n", n, 1)
-    return [_neighbours_of(text, n, source, _generator(seed, text)) for text in texts]
+    found = []
+    for record in texts:
+        before, text, after = layout.split_main(record)
+        made = _neighbours_of(text, n, source, _generator(seed, record))
+        found.append([before + neighbour + after for neighbour in made])
+    return found
 
 
 def load_or_make_neighbours(
@@ -94,6 +103,7 @@ def load_or_make_neighbours(
     seed: int,
     folder: Path,
     progress: Callable[[int], None] | None = None,
+    layout: RecordLayout = PLAIN,
 ) -> dict[str, list[str]]:
     """The same by the text's hash, made once and kept in a file of the folder, which holds the neighbours' texts.
 
@@ -104,11 +114,14 @@ def load_or_make_neighbours(
         seed: of the places and the draws.
         folder: where they are kept.
         progress: called with the number of texts that have just got their neighbours.
+        layout: of records with several columns.
 
     Raises:
         StorageError: the store cannot be written.
     """
     identity = "\n".join(("reticent neighbours 1", source.fingerprint, str(n), str(seed), str(SWAPPED_SHARE)))
+    if layout.columns != PLAIN.columns:
+        identity += f"\n{layout.main}"
     kept = TextStore(folder / f"neighbours-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.jsonl")
     distinct = {text_hash(text): text for text in texts}
     held = kept.read()
@@ -118,7 +131,7 @@ def load_or_make_neighbours(
     missing = [name for name in distinct if name not in known]
     for start in range(0, len(missing), _TEXTS_A_WRITE):
         names = missing[start : start + _TEXTS_A_WRITE]
-        made = dict(zip(names, neighbours([distinct[name] for name in names], n, source, seed), strict=True))
+        made = dict(zip(names, neighbours([distinct[name] for name in names], n, source, seed, layout), strict=True))
         kept.add(made)
         known |= made
         if progress is not None:

@@ -15,6 +15,7 @@ from reticent.auditing.results import NearDuplicate
 from reticent.errors import AuditError
 from reticent.text.corpus import NEAR_DUPLICATE_THRESHOLD, text_hash
 from reticent.text.deduplication import DisjointSets, join_near_duplicates
+from reticent.text.fields import readable_text
 
 _HASHES_IN_MESSAGE = 5
 _HASH_PREFIX = 12
@@ -98,7 +99,7 @@ def compare_sets(
     """
     num_members = len(members.texts)
     sets = DisjointSets(num_members + len(nonmembers.texts))
-    join_near_duplicates(sets, [*members.texts, *nonmembers.texts], threshold)
+    join_near_duplicates(sets, [readable_text(text) for text in (*members.texts, *nonmembers.texts)], threshold)
     if read_texts is not None:
         join_near_duplicates(sets, read_texts, threshold)
     # The smallest position represents its set, and members come first.

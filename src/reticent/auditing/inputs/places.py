@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from reticent.auditing.inputs.neighbours import token_spans
 from reticent.auditing.targets.scoring import ModelScorer
 from reticent.protocols import TokenSignals
-from reticent.text.template import TEXT_FIELD
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ def places_of(surrogate: ModelScorer, text: str, most: int) -> Places:
     The template's own words are no places.
     """
     rendered = surrogate.template.render(text)
-    start_of_text = len(surrogate.template.text.partition(TEXT_FIELD)[0])
+    start_of_text = surrogate.template.main_span(text)[0]
     limit = surrogate.template.max_tokens
     tokens = token_spans(surrogate.tokenizer, rendered, min(limit, surrogate.context_length or limit))
     (encoded,) = surrogate.encode([text])
@@ -52,7 +51,8 @@ def places_of(surrogate: ModelScorer, text: str, most: int) -> Places:
     for index, (first, stop) in enumerate(tokens.spans if agree else ()):
         following = tokens.spans[index + 1][0] if index + 1 < len(tokens.spans) else stop
         is_whole = stop > first >= end_of_last and (following >= stop or following == 0)
-        if is_whole and index >= encoded.first_scored and end_of_last >= max(1, start_of_text):
+        is_scored = index < len(encoded.is_scored) and bool(encoded.is_scored[index])
+        if is_whole and is_scored and end_of_last >= max(1, start_of_text):
             found.append((index, end_of_last, stop))
         end_of_last = max(end_of_last, stop)
     numbers = np.linspace(0, len(found) - 1, most).round().astype(int) if len(found) > most else range(len(found))
@@ -85,6 +85,6 @@ class PlacedScorer:
         encoded = self.scorer.encode(texts)
         placed: list[TokenSignals | None] = []
         for text, tokens, signals in zip(texts, encoded, self.scorer.score_encoded(encoded), strict=True):
-            at_P = places_of(self.scorer, text, self._num_places).indices - tokens.first_scored
+            at_P = np.cumsum(tokens.is_scored)[places_of(self.scorer, text, self._num_places).indices] - 1
             placed.append(None if signals is None or not len(at_P) else signals.select(at_P))
         return placed

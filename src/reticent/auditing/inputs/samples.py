@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from reticent.auditing.attacks.evidence import Missing, SampledEvidence
 from reticent.auditing.targets.continuations import Continuer, Prompt
 from reticent.text.corpus import text_hash
-from reticent.text.template import TEXT_FIELD, TextTemplate
+from reticent.text.template import TextTemplate
 
 _TOO_SHORT = "the text has no two words, so that it has no half to continue"
 _WORD = re.compile(r"\S+")
@@ -21,8 +21,8 @@ def sampled_continuations(
 
     Args:
         continuer: asks the server.
-        template: what stands before a text; of longer texts the first `max_tokens / 2` words are looked at, which any
-            tokenizer lets a model read.
+        template: what stands before a text, or before a record's answer; of longer ones the first `max_tokens / 2`
+            words are looked at, which any tokenizer lets a model read.
         texts: the texts, asked about in this order.
         num_samples: answers for each text.
         seed: of the samples.
@@ -30,13 +30,12 @@ def sampled_continuations(
     Raises:
         StorageError: an answer cannot be kept.
     """
-    before = template.text.partition(TEXT_FIELD)[0]
-    halves = {text: halves_of(text, template.max_tokens // 2) for text in texts}
+    halves = {text: _halves_of_record(text, template) for text in texts}
     prompts: dict[str, Prompt] = {}
     for text, half in halves.items():
         if half is not None:
             longest = min(template.max_tokens, -(-len(half[1].encode()) // _BYTES_A_TOKEN) + 1)
-            prompts[text] = Prompt(before + half[0], longest, num_samples, seed)
+            prompts[text] = Prompt(half[0], longest, num_samples, seed)
     answers: Mapping[str, tuple[str, ...] | None] = dict(
         zip(prompts, continuer.continue_all(list(prompts.values())), strict=True)
     )
@@ -50,6 +49,13 @@ def sampled_continuations(
         else:
             found[text_hash(text)] = SampledEvidence(half[1], samples)
     return found
+
+
+def _halves_of_record(record: str, template: TextTemplate) -> tuple[str, str] | None:
+    """The rendered record up to the middle of its main column's value, and the rest of that value."""
+    text, (start, stop) = template.render(record), template.main_span(record)
+    halves = halves_of(text[start:stop], template.max_tokens // 2)
+    return None if halves is None else (text[:start] + halves[0], halves[1])
 
 
 def halves_of(text: str, most_words: int) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ Shape suffixes: B rows, V vocabulary.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from reticent.auditing.targets.scoring import ModelScorer
 from reticent.errors import AuditError
 from reticent.protocols import Progress
 from reticent.text.corpus import text_hash
-from reticent.text.template import EncodedText
+from reticent.text.template import EncodedText, TextTemplate
 from reticent.training.adapted_folder import AdaptedFolder
 from reticent.training.settings import DTypeName, Technique, TechniqueSettings
 from reticent.training.single_settings import SingleTrainingSettings
@@ -79,6 +79,13 @@ def self_prompted_texts(
     Raises:
         AuditError: no beginning is long enough.
     """
+    return [text for _, text in _write(scorer, beginnings, prompting, store, progress)]
+
+
+def _write(
+    scorer: ModelScorer, beginnings: Sequence[str], prompting: SelfPrompting, store: TextStore, progress: Progress
+) -> list[tuple[EncodedText, str]]:
+    """The texts that are not blank, each with its beginning."""
     prompts = _prompts(scorer, beginnings, prompting.prompt_tokens)
     held: dict[str, str] = store.read()
     names = [_name(scorer, prompts[i % len(prompts)], i, prompting) for i in range(prompting.num_texts)]
@@ -99,7 +106,8 @@ def self_prompted_texts(
         store.add(written)
         held |= written
         progress.advance(len(numbers) * num_new)
-    return [held[name] for name in names if held[name].strip()]
+    pairs = ((prompts[number % len(prompts)], held[name]) for number, name in enumerate(names))
+    return [(prompt, text) for prompt, text in pairs if text.strip()]
 
 
 def self_prompted_reference(
@@ -124,20 +132,27 @@ def self_prompted_reference(
         AuditError: no beginning is long enough, or the target writes nothing.
         StorageError: the disk is full.
     """
-    identity = "\n".join(("reticent self-prompted 1", scorer.fingerprint, base, repr(prompting), *_hashes(beginnings)))
+    identity = "\n".join(("reticent self-prompted 2", scorer.fingerprint, base, repr(prompting), *_hashes(beginnings)))
     own = folder / f"self-prompted-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
-    texts = self_prompted_texts(scorer, beginnings, prompting, TextStore(own / "written.jsonl"), progress)
-    if len(set(texts)) < 2:
+    written = _write(scorer, beginnings, prompting, TextStore(own / "written.jsonl"), progress)
+    if len({text for _, text in written}) < 2:
         raise AuditError("the target writes no text, so there is nothing to adapt SPV-MIA's reference to")
     corpus = own / "corpus.jsonl"
-    atomic_write_bytes(corpus, json_lines({"text": text} for text in texts))
+    rows = ({"text": text, "input": _decode_input(scorer, prompt)} for prompt, text in written)
+    atomic_write_bytes(corpus, json_lines(rows))
+    # The target writes a template's surroundings itself, so none are put around what it wrote.
+    template = TextTemplate(
+        encoder_input="{input}" if scorer.template.encoder_input else "",
+        max_tokens=scorer.template.max_tokens,
+        add_eos=scorer.template.add_eos,
+    )
     request = AdaptRequest(
         corpus=corpus,
         model=base,
         out=own / "reference",
         technique=prompting.technique,
         settings=prompting.settings,
-        template=scorer.template,
+        template=template,
         training=SingleTrainingSettings(
             epochs=prompting.epochs,
             learning_rate=prompting.learning_rate,
@@ -173,7 +188,7 @@ def _sample_token(logits_V: NDArray[np.float32], generator: np.random.Generator)
 def _prompts(scorer: ModelScorer, beginnings: Sequence[str], num_tokens: int) -> list[EncodedText]:
     """The first `num_tokens` tokens of every text that has more."""
     return [
-        EncodedText(text.token_ids[:num_tokens], text.input_ids, text.first_scored, truncated=True)
+        replace(text, token_ids=text.token_ids[:num_tokens], is_scored=text.is_scored[:num_tokens], truncated=True)
         for text in _encode_prompts(scorer, beginnings)
         if len(text.token_ids) > num_tokens
     ] or _none_long_enough(num_tokens)
@@ -197,8 +212,17 @@ def _decode_text(scorer: ModelScorer, prompt: EncodedText, new_N: NDArray[np.int
     return text
 
 
+def _decode_input(scorer: ModelScorer, prompt: EncodedText) -> str:
+    """The input that an encoder-decoder's encoder read before a text was written; empty for a causal model."""
+    if prompt.input_ids is None:
+        return ""
+    text: str = scorer.tokenizer.decode(prompt.input_ids, skip_special_tokens=True)
+    return text
+
+
 def _name(scorer: ModelScorer, prompt: EncodedText, number: int, prompting: SelfPrompting) -> str:
-    parts = (scorer.fingerprint, str(prompt.token_ids.tolist()), str(number), str(prompting.seed))
+    read = "" if prompt.input_ids is None else str(prompt.input_ids.tolist())
+    parts = (scorer.fingerprint, str(prompt.token_ids.tolist()), read, str(number), str(prompting.seed))
     return text_hash("\n".join((*parts, str(prompting.max_tokens))))
 
 

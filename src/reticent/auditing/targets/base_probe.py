@@ -31,7 +31,7 @@ def base_digest(module: nn.Module, *, with_adapter: bool) -> str:
     forward = TextForward(module, with_adapter=with_adapter)
     length = min(_PROBE_TOKENS, forward.context_length or _PROBE_TOKENS)
     ids = np.linspace(0, forward.num_embeddings - 1, length).astype(np.int64)
-    sequence = ScoredSequence(0, ids, 1, ids if forward.is_encoder_decoder else None)
+    sequence = ScoredSequence(0, ids, np.arange(len(ids)) > 0, ids if forward.is_encoder_decoder else None)
     with forward.ready():
         logits = forward.next_token_logits(sequence)
     inner: Any = forward.inner

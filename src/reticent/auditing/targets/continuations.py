@@ -19,7 +19,7 @@ from reticent.auditing.canaries.extraction import ExtractionTarget, begins_with_
 from reticent.auditing.inputs.text_store import TextStore
 from reticent.auditing.targets.endpoint_client import EndpointClient, RefusedRequestError
 from reticent.auditing.targets.http_retries import ServerGoneError
-from reticent.text.template import TEXT_FIELD, TextTemplate
+from reticent.text.template import TextTemplate
 
 _PROMPTS_A_WRITE = 32
 
@@ -136,11 +136,12 @@ class RemoteExtractor:
 
     def __init__(self, continuer: Continuer, template: TextTemplate) -> None:
         self._continuer = continuer
-        self._before = template.text.partition(TEXT_FIELD)[0]
+        self._template = template
 
     def write(self, prompts: Sequence[str], lengths: Sequence[int]) -> list[str | None]:
         """See `auditing.canaries.choice.Write`; what the template puts before a text comes first."""
-        asked = [Prompt(self._before + prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+        begun = map(self._template.beginning, prompts)
+        asked = [Prompt(prompt, length) for prompt, length in zip(begun, lengths, strict=True)]
         return [None if texts is None else texts[0] for texts in self._continuer.continue_all(asked)]
 
     def count_emitted(
@@ -149,7 +150,7 @@ class RemoteExtractor:
         """See `Extractor.count_emitted`."""
         # A token is at least one byte of the text, and one more may be the space before it.
         prompts = [
-            Prompt(self._before + target.prompt, len(target.secret.encode()) + 1, num_samples, seed)
+            Prompt(self._template.beginning(target.prompt), len(target.secret.encode()) + 1, num_samples, seed)
             for target in targets
         ]
         answers = self._continuer.continue_all(prompts)

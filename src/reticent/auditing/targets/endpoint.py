@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 
 from reticent.auditing.targets.endpoint_client import EndpointClient, RefusedRequestError
 from reticent.auditing.targets.http_retries import ServerGoneError
@@ -35,6 +36,10 @@ _NO_LOGPROBS = (
     "{url} returns no log-probabilities of the prompt: it must support `echo` with `logprobs` on /v1/completions "
     "(vLLM does)"
 )
+
+
+Spans = tuple[tuple[int, int], ...]
+"""Characters of a prompt, each from the first to behind the last; none for all that is predicted."""
 
 
 class NoPromptLogprobsError(EndpointError):
@@ -129,7 +134,7 @@ class RemoteScorer(ServerScorer):
 
     def signals(self, text: str) -> TokenSignals:
         """See `ServerScorer.signals`."""
-        return self._ask(self.template.render(text)).signals
+        return self._ask(self.template.render(text), self._answer_spans(text)).signals
 
     def signals_behind(self, prefix: str, text: str) -> TokenSignals:
         """The signals of a text's own tokens behind a prefix; see `ServerScorer.signals`.
@@ -140,9 +145,10 @@ class RemoteScorer(ServerScorer):
         prompt = prefix + self.template.render(text)
         answer = self._echo(prompt)
         own = _first_token_of(answer, prompt, self._asked_for, len(prefix))
-        echoed = _parse(
-            self.client.url, answer, prompt, self._asked_for, own.index - self._num_begin + self.template.max_tokens
-        )
+        most, spans = own.index - self._num_begin + self.template.max_tokens, self._answer_spans(text, len(prefix))
+        echoed = _parse(self.client.url, answer, prompt, self._asked_for, most, spans)
+        if spans:
+            return echoed.signals
         first_scored = own.index + (1 if own.is_shared or not self.scores_first_token else 0)
         return echoed.signals.select(slice(max(0, first_scored - echoed.first_scored), None))
 
@@ -159,8 +165,15 @@ class RemoteScorer(ServerScorer):
                 f"{_NO_LOGPROBS.format(url=self.client.url)}; it refused one short sentence with {refusal}"
             ) from None
 
-    def _ask(self, prompt: str) -> "_EchoedPrompt":
-        return _parse(self.client.url, self._echo(prompt), prompt, self._asked_for, self.template.max_tokens)
+    def _ask(self, prompt: str, spans: Spans = ()) -> "_EchoedPrompt":
+        answer = self._echo(prompt)
+        return _parse(self.client.url, answer, prompt, self._asked_for, self.template.max_tokens, spans)
+
+    def _answer_spans(self, text: str, before: int = 0) -> Spans:
+        """The characters of a prompt that are scored, where not all are; the text stands behind `before` others."""
+        if not self.template.answer:
+            return ()
+        return tuple((before + start, before + stop) for start, stop in self.template.spans_scored(text))
 
     def _echo(self, prompt: str) -> httpx.Response:
         return self.client.complete(prompt=prompt, max_tokens=self._asked_for, echo=True, logprobs=1, temperature=0.0)
@@ -237,7 +250,9 @@ def _first_token_of(answer: httpx.Response, prompt: str, asked_for: int, boundar
     return _FirstToken(index, start < boundary)
 
 
-def _parse(url: str, answer: httpx.Response, prompt: str, asked_for: int, max_tokens: int) -> _EchoedPrompt:
+def _parse(
+    url: str, answer: httpx.Response, prompt: str, asked_for: int, max_tokens: int, spans: Spans
+) -> _EchoedPrompt:
     """The log-probabilities of the prompt's tokens out of an answer.
 
     Raises:
@@ -266,14 +281,36 @@ def _parse(url: str, answer: httpx.Response, prompt: str, asked_for: int, max_to
     logp = np.asarray(scored, dtype=np.float64)
     if not np.isfinite(logp).all() or (logp > 0).any():
         raise EndpointError(f"{url} returns log-probabilities that are positive or not finite; it cannot be audited")
-    rank = [_rank(value, others) for value, others in zip(logp.tolist(), top[first_scored:], strict=True)]
+    rank = np.asarray([_rank(*pair) for pair in zip(logp.tolist(), top[first_scored:], strict=True)], dtype=np.int64)
+    if spans:
+        wanted = _in_spans(url, logprobs.get("text_offset"), len(prompt), len(values), spans)[first_scored:]
+        logp, rank = logp[wanted], rank[wanted]
     hidden = np.full(len(logp), np.nan)
-    signals = TokenSignals(logp, hidden, hidden, hidden, np.asarray(rank, dtype=np.int64))
+    signals = TokenSignals(logp, hidden, hidden, hidden, rank)
     try:
         num_begin = _first_token_of(answer, prompt, asked_for, 0).index
     except RefusedRequestError:
         num_begin = 0
     return _EchoedPrompt(signals, first_scored, num_begin)
+
+
+def _in_spans(url: str, offsets: Any, num_characters: int, num_tokens: int, spans: Spans) -> NDArray[np.bool_]:
+    """The first tokens of a prompt that stand for a character of some spans, bool[num_tokens].
+
+    Raises:
+        EndpointError: the server does not say at which character each token begins.
+    """
+    if not isinstance(offsets, list) or len(offsets) < num_tokens or not all(isinstance(at, int) for at in offsets):
+        raise EndpointError(
+            f"{url} does not say at which character each token begins (`text_offset`), so that no answer can be scored "
+            "alone; leave --answer-key out"
+        )
+    starts = np.asarray([*offsets, num_characters], dtype=np.int64)
+    stops = starts[1 : num_tokens + 1]
+    found = np.zeros(num_tokens, dtype=np.bool_)
+    for start, stop in spans:
+        found |= (starts[:num_tokens] < stop) & (stops > start)
+    return found
 
 
 def _rank(logp: float, top: Any) -> int:

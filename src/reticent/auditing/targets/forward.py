@@ -35,19 +35,19 @@ class ScoredSequence:
     Attributes:
         number: its place in the list that is scored.
         token_ids: all tokens, int64[N].
-        first_scored: tokens before this index are given.
+        is_scored: the tokens that are predicted, bool[N]; the others are given.
         encoder_ids: the encoder's input, or None for a causal model.
     """
 
     number: int
     token_ids: NDArray[np.int64]
-    first_scored: int
+    is_scored: NDArray[np.bool_]
     encoder_ids: NDArray[np.int64] | None
 
     @property
     def num_scored(self) -> int:
         """The number of predicted tokens."""
-        return max(0, len(self.token_ids) - self.first_scored)
+        return int(self.is_scored.sum())
 
     @property
     def cost(self) -> int:
@@ -96,7 +96,9 @@ class TextForward:
         if len(self.demonstration_ids):
             self._module = self._inner
         self._head = VocabularyHead(self._inner)
-        probe = ScoredSequence(0, _PROBE_IDS, 1, _PROBE_IDS if self.is_encoder_decoder else None)
+        probe = ScoredSequence(
+            0, _PROBE_IDS, np.arange(len(_PROBE_IDS)) > 0, _PROBE_IDS if self.is_encoder_decoder else None
+        )
         with torch.inference_mode(), self.ready():
             self._skips_head = self._head.is_plain and self._head.is_last(
                 lambda: self._logits([probe], _NOTHING_SHARED, 0)
@@ -168,8 +170,8 @@ class TextForward:
         width = self._width(batch, shared)
         scored_BT = torch.zeros(len(batch), width, dtype=torch.bool)
         for row, sequence in zip(scored_BT, batch, strict=True):
-            row[sequence.first_scored - lead : len(sequence.token_ids) - lead] = True
-        targets_N = torch.from_numpy(np.concatenate([s.token_ids[s.first_scored :] for s in batch]))
+            row[: len(sequence.token_ids) - lead] = torch.from_numpy(sequence.is_scored[lead:])
+        targets_N = torch.from_numpy(np.concatenate([s.token_ids[s.is_scored] for s in batch]))
         scored_BT, targets_N = scored_BT.to(self._inner.device), targets_N.to(self._inner.device)
 
         # Virtual tokens have leading rows: those of the tokens are the last.
@@ -184,16 +186,17 @@ class TextForward:
     def next_token_logits(self, sequence: ScoredSequence) -> Tensor:
         """The logits that predict each scored token of one sequence, [N, V]."""
         logits_TV = self._logits([sequence], _NOTHING_SHARED, 0)[0]
-        return logits_TV[-(len(sequence.token_ids) - self._lead) :][sequence.first_scored - self._lead :]
+        rows_TV = logits_TV[-(len(sequence.token_ids) - self._lead) :]
+        return rows_TV[torch.from_numpy(sequence.is_scored[self._lead :]).to(rows_TV.device)]
 
     def continuations(
-        self, ids_BT: NDArray[np.int64], encoder_ids: NDArray[np.int64] | None, draw: Draw, num_tokens: int
+        self, ids_BT: NDArray[np.int64], encoder_ids: Sequence[NDArray[np.int64] | None], draw: Draw, num_tokens: int
     ) -> NDArray[np.int64]:
         """Go on from beginnings of equal length, a token at a time, int64[B, num_tokens].
 
         Args:
             ids_BT: the beginnings; a causal model's hold at least one token.
-            encoder_ids: what an encoder-decoder's encoder reads.
+            encoder_ids: what an encoder-decoder's encoder reads for each.
             draw: from next-token logits, float32[B, V], to tokens, int64[B].
             num_tokens: how many to add to each.
         """
@@ -202,7 +205,9 @@ class TextForward:
         for step in range(num_tokens):
             if self.is_encoder_decoder:
                 whole = np.concatenate([ids_BT, new_BN[:, : step + 1]], axis=1)
-                logits_BV = self._decoder_logits([ScoredSequence(0, ids, 0, encoder_ids) for ids in whole], 0)[:, -1]
+                given = np.zeros(whole.shape[1], dtype=np.bool_)
+                rows = [ScoredSequence(0, ids, given, read) for ids, read in zip(whole, encoder_ids, strict=True)]
+                logits_BV = self._decoder_logits(rows, 0)[:, -1]
             else:
                 # Virtual tokens are in the cache once the beginning is read, so the wrapped model continues from there.
                 model = self._module if cache is None else self._inner

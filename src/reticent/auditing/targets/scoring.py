@@ -189,12 +189,14 @@ class ModelScorer:
         before = self._forward.demonstration_ids
         ids_BT = np.stack([self._sequence(number, text, before).token_ids for number, text in enumerate(beginnings)])
         with self._forward.ready():
-            return self._forward.continuations(ids_BT, beginnings[0].input_ids, draw, num_tokens)
+            return self._forward.continuations(ids_BT, [text.input_ids for text in beginnings], draw, num_tokens)
 
     def _sequence(self, number: int, text: EncodedText, before: NDArray[np.int64]) -> ScoredSequence:
         num_begin = len(self.begin_ids) if len(before) and len(text.token_ids) else 0
         ids = np.concatenate([text.token_ids[:num_begin], before, text.token_ids[num_begin:]])
-        return ScoredSequence(number, ids, text.first_scored + len(before), text.input_ids)
+        given = np.zeros(len(before), dtype=np.bool_)
+        is_scored = np.concatenate([text.is_scored[:num_begin], given, text.is_scored[num_begin:]])
+        return ScoredSequence(number, ids, is_scored, text.input_ids)
 
     def _check_length(self, sequences: Sequence[ScoredSequence]) -> None:
         limit = self.context_length

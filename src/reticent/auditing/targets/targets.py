@@ -29,13 +29,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reticent._files import sha256_of_file
-from reticent._settings import readable_settings
 from reticent.auditing.canaries.extraction import Extractor, LocalExtractor
 from reticent.auditing.inputs.shadows import ShadowTable
 from reticent.auditing.targets.base_probe import base_digest, can_have_changed_base
 from reticent.auditing.targets.endpoint import RemoteScorer, TextOnlyScorer, open_endpoint
 from reticent.auditing.targets.endpoint_client import EndpointClient, EndpointSettings
 from reticent.auditing.targets.scoring import ModelScorer, model_fingerprint
+from reticent.auditing.targets.templates import full_template
 from reticent.auditing.targets.top_logprobs import TopLogprobScorer, probe_top_logprobs
 from reticent.errors import AuditError, EndpointError, InvalidValueError, ModelError
 from reticent.models.base import LanguageModel, resolve_base_model, usable_device
@@ -195,7 +195,7 @@ def open_module(module: object, tokenizer: Any, options: TargetOptions) -> Targe
     if not is_adapted and any(isinstance(part, BaseTunerLayer) for part in module.modules()):
         raise ModelError("there are adapters inside this model; give the PeftModel that holds it")
     identity = model_fingerprint(module, tokenizer)
-    scorer, warnings = _scorer(module, tokenizer, _template(None, options), identity, options)
+    scorer, warnings = _scorer(module, tokenizer, full_template(None, options.template), identity, options)
     kind = TargetKind.PEFT if is_adapted else TargetKind.MODEL
     facts = {"base": options.model, "base_class": base_class_name(module), "weights_hash": identity}
     record = {"kind": kind.value, "name": f"{type(module).__name__} in memory", **facts}
@@ -223,7 +223,7 @@ def _add_reference(target: Target, options: TargetOptions) -> Target:
 
 def _open_endpoint(name: str, options: TargetOptions) -> Target:
     client = EndpointClient(replace(options.endpoint, url=name, model=options.model))
-    scorer = open_endpoint(client, _template(None, options))
+    scorer = open_endpoint(client, full_template(None, options.template))
     shown = "log-probabilities of prompts" if isinstance(scorer, RemoteScorer) else "text alone"
     record = {"kind": TargetKind.ENDPOINT.value, "name": name, "model": client.model, "shows": shown}
     return Target(TargetKind.ENDPOINT, record, scorer, scorer.template, client=client)
@@ -244,7 +244,9 @@ def _use_top_logprobs(target: Target, client: EndpointClient, options: TargetOpt
 def _open_model(name: str, options: TargetOptions) -> Target:
     base = resolve_base_model(name)
     module = _load_base(base, options)
-    scorer, warnings = _scorer(module, base.load_tokenizer(), _template(None, options), _base_identity(base), options)
+    scorer, warnings = _scorer(
+        module, base.load_tokenizer(), full_template(None, options.template), _base_identity(base), options
+    )
     record = {"kind": TargetKind.MODEL.value, "name": name, **_base_facts(base, module)}
     return Target(TargetKind.MODEL, record, scorer, scorer.template, base=name, module=module, warnings=warnings)
 
@@ -286,7 +288,9 @@ def _bare_adapter(
     files = [path for path in sorted(Path(name).expanduser().iterdir()) if path.suffix in (".json", ".safetensors")]
     identity = _join_hashes(_base_identity(base), *(f"{path.name} {sha256_of_file(path)}" for path in files))
     record = {"kind": kind.value, "name": name, "adapter": adapter, **_base_facts(base, module)}
-    target = _adapter_target(kind, record, module, base, expected, identity, _template(None, options), options)
+    target = _adapter_target(
+        kind, record, module, base, expected, identity, full_template(None, options.template), options
+    )
     unsaid = [option for key, option in _UNSAID.items() if key not in options.template]
     if not unsaid:
         return target
@@ -327,7 +331,7 @@ def _open_adapted(name: str, options: TargetOptions) -> Target:
         "members": manifest.counts.members,
         **_base_facts(base, module),
     }
-    template = _template(manifest.template, options)
+    template = full_template(manifest.template, options.template)
     if is_whole:
         scorer, warnings = _scorer(module, tokenizer, template, identity, options)
         before = base.load(scorer.dtype).to(usable_device(options.device))
@@ -405,12 +409,6 @@ def _scorer(
     cut = template.model_copy(update={"max_tokens": limit})
     warning = f"texts are cut to {limit} tokens, what the model's context leaves, not to {template.max_tokens}"
     return ModelScorer(module, tokenizer, cut, identity, batch_tokens=options.batch_tokens), (warning,)
-
-
-def _template(stored: TextTemplate | None, options: TargetOptions) -> TextTemplate:
-    fields = (stored or TextTemplate()).model_dump() | options.template
-    with readable_settings("template"):
-        return TextTemplate(**fields)
 
 
 def _read_base_name(folder: Path) -> str:
