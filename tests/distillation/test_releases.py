@@ -7,7 +7,7 @@ from rounding import assert_largest
 from tiny_models import EOS, build_tiny_model
 
 from reticent.decoding.votes import Decoder, DecodingSettings
-from reticent.distillation.releases import ContinuationRelease, LabelRelease, ReleasedText, release_texts
+from reticent.distillation.releases import ContinuationRelease, LabelledText, LabelRelease, release_texts
 from reticent.engine.engine import Engine
 from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import StorageError
@@ -163,9 +163,9 @@ def test_nothing_is_kept_of_a_text_whose_charges_are_not_durable(forcing, tmp_pa
 
 
 def test_a_released_text_comes_back_from_disk(tmp_path):
-    text = ReleasedText(np.array([1, 2, 3]), np.array([IGNORED_LABEL, 5, 6]), 3, is_exhausted=True)
+    text = LabelledText(np.array([1, 2, 3]), np.array([IGNORED_LABEL, 5, 6]), 3, is_exhausted=True)
     text.save(tmp_path / "text.npz")
-    found = ReleasedText.load(tmp_path / "text.npz")
+    found = LabelledText.load(tmp_path / "text.npz")
     assert (found.token_ids.tolist(), found.labels.tolist()) == ([1, 2, 3], [IGNORED_LABEL, 5, 6])
     assert (found.num_public, found.is_exhausted, found.num_released) == (3, True, 2)
 

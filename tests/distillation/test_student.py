@@ -6,7 +6,7 @@ import torch
 from tiny_models import build_tiny_model
 from torch.nn.functional import cross_entropy
 
-from reticent.distillation.releases import ReleasedText
+from reticent.distillation.releases import LabelledText
 from reticent.distillation.student import StudentSettings, student_examples
 from reticent.errors import InvalidValueError
 from reticent.text.template import IGNORED_LABEL, EncodedText, collate
@@ -15,9 +15,9 @@ from reticent.training.text_loss import TextLoss
 
 NONE = IGNORED_LABEL
 TEXTS = [
-    ReleasedText(np.array([4, 5, 6, 7]), np.array([NONE, 50, 60, 70]), 4, is_exhausted=False),
-    ReleasedText(np.array([8, 9]), np.array([NONE, NONE]), 2, is_exhausted=True),
-    ReleasedText(np.array([1, 2, 30, 31]), np.array([NONE, NONE, 30, 31]), 2, is_exhausted=False),
+    LabelledText(np.array([4, 5, 6, 7]), np.array([NONE, 50, 60, 70]), 4, is_exhausted=False),
+    LabelledText(np.array([8, 9]), np.array([NONE, NONE]), 2, is_exhausted=True),
+    LabelledText(np.array([1, 2, 30, 31]), np.array([NONE, NONE, 30, 31]), 2, is_exhausted=False),
 ]
 
 

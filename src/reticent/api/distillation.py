@@ -36,8 +36,8 @@ from reticent.distillation.card import (
 )
 from reticent.distillation.releases import (
     ContinuationRelease,
+    LabelledText,
     LabelRelease,
-    ReleasedText,
     ReleaseMode,
     TextRelease,
     release_texts,
@@ -186,7 +186,7 @@ class _Distillation:
             )
         return encoded
 
-    def _release(self) -> tuple[list[ReleasedText], ReleaseBound]:
+    def _release(self) -> tuple[list[LabelledText], ReleaseBound]:
         """Release tokens until there are enough, and bound what the deployment has released then."""
         release = self._prepare_release()
         self._work.begin(self._identity())
@@ -236,7 +236,7 @@ class _Distillation:
             )
         return _PreparedRelease(request, self._run, self._base, self._tokenizer, decoder, self._template.max_tokens)
 
-    def _train(self, released: Sequence[ReleasedText]) -> tuple[AdaptedFolder, PublicLoss | None]:
+    def _train(self, released: Sequence[LabelledText]) -> tuple[AdaptedFolder, PublicLoss | None]:
         request, folder = self._request, self._work.working_files
         loss_path = folder / _LOSS_NAME
         if (request.out / ADAPT_NAME).is_file():
@@ -272,7 +272,7 @@ class _Distillation:
             epochs=[EpochRecord(training=loss.training) for loss in student.losses],
         )
 
-    def _released_lines(self, released: Sequence[ReleasedText]) -> str:
+    def _released_lines(self, released: Sequence[LabelledText]) -> str:
         """Each public text and what was released on it, a JSON object a line."""
         lines = []
         for text, public in zip(released, self._texts, strict=False):
@@ -317,7 +317,7 @@ class _PreparedRelease:
         return ContinuationRelease(engine, curator, settings, self.request.prompt_tokens, self.max_tokens, stop_tokens)
 
 
-def _refuse(_token_ids: NDArray[np.int64], _limit: int) -> ReleasedText:
+def _refuse(_token_ids: NDArray[np.int64], _limit: int) -> LabelledText:
     raise AssertionError("every text was released before the account was written down")
 
 

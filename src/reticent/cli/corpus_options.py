@@ -68,7 +68,7 @@ class CorpusOptions:
 
     @property
     def terms(self) -> "CorpusTerms":
-        """What is asked of a corpus deployment."""
+        """The terms that a corpus deployment is asked for."""
         from reticent.api.corpus_deployments import CorpusTerms
         from reticent.dp.plan import CorpusBound
 

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reticent.decoding.votes import VoteSettings
+from reticent.decoding.votes import TokenSettings
 from reticent.errors import InvalidValueError
 from reticent.randomness import PublicCoins
 
@@ -54,7 +54,7 @@ class VoteRequest:
         step: position of the token in the answer.
     """
 
-    settings: VoteSettings
+    settings: TokenSettings
     coins: PublicCoins
     step: int
 

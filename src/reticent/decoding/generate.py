@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from reticent import _validate
 from reticent.decoding.engines import C, VoteEngine, VoteRequest, cast_step
 from reticent.decoding.speculative import Continuation, DraftLength, extend_with_drafts
-from reticent.decoding.votes import Decoder, DecodingSettings, VoteSettings, require_candidates
+from reticent.decoding.votes import Decoder, DecodingSettings, TokenSettings, require_candidates
 from reticent.errors import InvalidValueError
 from reticent.pac.curator import Curator
 from reticent.randomness import PublicCoins
@@ -84,7 +84,7 @@ def generate(
 
 
 def most_steps(
-    engine: VoteEngine[C], prompt_tokens: Sequence[int], settings: VoteSettings, max_tokens: int, num_drafts: int
+    engine: VoteEngine[C], prompt_tokens: Sequence[int], settings: TokenSettings, max_tokens: int, num_drafts: int
 ) -> int:
     """The most tokens that `generate` releases with these arguments, all of which are checked.
 

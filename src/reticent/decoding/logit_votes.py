@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reticent.decoding.engines import VoteRequest
-from reticent.decoding.votes import Decoder, Logits, VoteSettings, greedy_votes, gumbel_votes, top_candidates
+from reticent.decoding.votes import Decoder, Logits, TokenSettings, greedy_votes, gumbel_votes, top_candidates
 from reticent.dp.release import Aggregate, CorpusSettings, integer_votes, public_log_probabilities
 from reticent.randomness import PublicCoins
 
@@ -35,7 +35,7 @@ class LogitSource(Protocol[ContextT]):
 
 
 def cast_votes(
-    source: LogitSource[ContextT], context: ContextT, settings: VoteSettings, coins: PublicCoins, step: int
+    source: LogitSource[ContextT], context: ContextT, settings: TokenSettings, coins: PublicCoins, step: int
 ) -> NDArray[np.int64]:
     """Cast every world's vote for the token after `context`, int64[M].
 

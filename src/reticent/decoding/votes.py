@@ -39,7 +39,7 @@ class Decoder(StrEnum):
     GUMBEL = "gumbel"
 
 
-class VoteSettings(Protocol):
+class TokenSettings(Protocol):
     """Settings of how tokens are proposed and what one of them costs at most, under either guarantee."""
 
     @property
@@ -109,7 +109,7 @@ class DecodingSettings:
         return self.charging.reserve_units
 
 
-def require_candidates(settings: VoteSettings, vocab_size: int) -> None:
+def require_candidates(settings: TokenSettings, vocab_size: int) -> None:
     """Check that the public model can nominate as many tokens as are asked for.
 
     Raises:

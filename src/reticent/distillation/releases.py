@@ -43,7 +43,7 @@ class ReleaseMode(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class ReleasedText:
+class LabelledText:
     """One public text and the tokens released on it.
 
     Attributes:
@@ -84,13 +84,13 @@ class ReleasedText:
         atomic_write(path, write)
 
     @classmethod
-    def load(cls, path: Path) -> "ReleasedText":
+    def load(cls, path: Path) -> "LabelledText":
         """Read a text that `save` wrote."""
         with np.load(path) as arrays:
             return cls(arrays["token_ids"], arrays["labels"], int(arrays["num_public"]), bool(arrays["is_exhausted"]))
 
 
-TextRelease = Callable[[NDArray[np.int64], int], ReleasedText]
+TextRelease = Callable[[NDArray[np.int64], int], LabelledText]
 """Releases tokens on a public text: takes its token ids and the most tokens to release."""
 
 
@@ -108,7 +108,7 @@ class LabelRelease:
     curator: Curator
     settings: DecodingSettings
 
-    def __call__(self, token_ids: NDArray[np.int64], limit: int) -> ReleasedText:
+    def __call__(self, token_ids: NDArray[np.int64], limit: int) -> LabelledText:
         """Release the token after each of the first `limit` tokens, in one commit."""
         settings = self.settings
         coins = PublicCoins.fresh()
@@ -123,9 +123,9 @@ class LabelRelease:
         labels = np.full(len(read), IGNORED_LABEL, dtype=np.int64)
         for step, token in enumerate(released):
             if token is None:
-                return ReleasedText(read, labels, len(read), is_exhausted=True)
+                return LabelledText(read, labels, len(read), is_exhausted=True)
             labels[step + 1] = token.token
-        return ReleasedText(read, labels, len(read), is_exhausted=False)
+        return LabelledText(read, labels, len(read), is_exhausted=False)
 
     def _votes(self, token_ids: NDArray[np.int64], coins: PublicCoins) -> Iterator[NDArray[np.int64]]:
         """Every world's vote for the token after each position but the last, int64[M] each."""
@@ -163,7 +163,7 @@ class ContinuationRelease:
     max_tokens: int
     stop_tokens: Collection[int]
 
-    def __call__(self, token_ids: NDArray[np.int64], limit: int) -> ReleasedText:
+    def __call__(self, token_ids: NDArray[np.int64], limit: int) -> LabelledText:
         """Release at most `limit` tokens behind the beginning of a text, one by one."""
         prompt = token_ids[: self.prompt_tokens]
         tokens = generate(
@@ -185,14 +185,14 @@ class ContinuationRelease:
             is_exhausted = True
         unlabelled = np.full(len(prompt), IGNORED_LABEL, dtype=np.int64)
         behind = np.array(released, dtype=np.int64)
-        return ReleasedText(
+        return LabelledText(
             np.concatenate([prompt, behind]), np.concatenate([unlabelled, behind]), len(prompt), is_exhausted
         )
 
 
 def release_texts(
     release: TextRelease, texts: Sequence[NDArray[np.int64]], num_tokens: int, folder: Path, progress: Progress
-) -> list[ReleasedText]:
+) -> list[LabelledText]:
     """Release up to `num_tokens` tokens on public texts in order, but for texts that an earlier call has on disk.
 
     Ends when the tokens are released, the texts are at their end, or the cap refuses a token.
@@ -208,12 +208,12 @@ def release_texts(
         StorageError: a charge or a text cannot be made durable.
     """
     progress.begin("releasing tokens", num_tokens)
-    done: list[ReleasedText] = []
+    done: list[LabelledText] = []
     left = num_tokens
     for number, token_ids in enumerate(texts):
         path = folder / f"text-{number:06d}.npz"
         if path.is_file():
-            text = ReleasedText.load(path)
+            text = LabelledText.load(path)
         else:
             text = release(token_ids, left)
             text.save(path)

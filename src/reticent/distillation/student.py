@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from reticent._settings import FiniteModel
-from reticent.distillation.releases import ReleasedText
+from reticent.distillation.releases import LabelledText
 from reticent.errors import InvalidValueError
 from reticent.models.base import LanguageModel
 from reticent.protocols import Progress
@@ -85,7 +85,7 @@ class Student:
     public_loss: PublicLoss | None
 
 
-def student_examples(texts: Sequence[ReleasedText], *, public_text: bool) -> list[EncodedText]:
+def student_examples(texts: Sequence[LabelledText], *, public_text: bool) -> list[EncodedText]:
     """Make training examples of released tokens, and of the public texts themselves where wanted."""
     examples = [EncodedText.scored_from(1, text.token_ids, None, truncated=False, labels=text.labels) for text in texts]
     if public_text:
@@ -108,7 +108,7 @@ def check_student(model: Any, settings: StudentSettings) -> None:
 
 def train_student(
     base: LanguageModel,
-    texts: Sequence[ReleasedText],
+    texts: Sequence[LabelledText],
     held_out: Sequence[EncodedText],
     settings: StudentSettings,
     folder: Path,

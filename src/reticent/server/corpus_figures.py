@@ -16,7 +16,7 @@ from reticent.dp.wording import MEMBERSHIP_MEANING, MEMBERSHIP_QUESTION, NOT_COV
 from reticent.guarantees import Guarantee
 from reticent.ledger.usage import Spending
 from reticent.server.corpus_schemas import CorpusDeploymentPrivacy, CorpusKeyPrivacy, CorpusPrivacy
-from reticent.server.figures import KeySpending, Reading
+from reticent.server.figures import AccountReading, KeySpending
 
 
 class CorpusFigures:
@@ -68,21 +68,21 @@ class CorpusFigures:
             temperature=constants.temperature,
         )
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[AccountReading]:
         """The gauges of this guarantee."""
         return [
-            Reading("spent_rho", "Rho charged over the deployment's life.", lambda: self._account.spent_rho),
-            Reading(
+            AccountReading("spent_rho", "Rho charged over the deployment's life.", lambda: self._account.spent_rho),
+            AccountReading(
                 "left_rho",
                 "Rho that may still be charged; +Inf without a cap.",
                 lambda: math.inf if (left := self._account.left_rho) is None else left,
             ),
-            Reading(
+            AccountReading(
                 "membership_bound",
                 f"{MEMBERSHIP_QUESTION} Bound on the {MEMBERSHIP_MEANING}.",
                 lambda: self._account.membership_success,
             ),
-            Reading(
+            AccountReading(
                 "epsilon",
                 f"Epsilon of all tokens so far, at delta {self._delta:g}.",
                 lambda: self._account.epsilon(self._delta),

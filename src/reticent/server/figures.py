@@ -19,14 +19,14 @@ AnyDeploymentPrivacy = DeploymentPrivacy | CorpusDeploymentPrivacy
 
 @dataclass(frozen=True)
 class KeySpending:
-    """What one key has used: its tokens and the most that they cost, and the tokens left to it or None for no quota."""
+    """The use of one key: its tokens and the most that they cost, and the tokens left to it or None for no quota."""
 
     spending: Spending
     tokens_left: int | None
 
 
 @dataclass(frozen=True)
-class Reading:
+class AccountReading:
     """A gauge: its name, its help, and a function that reads it now."""
 
     name: str
@@ -49,7 +49,7 @@ class Figures(Protocol):
         """The cost of all releases so far."""
         ...
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[AccountReading]:
         """The gauges of this guarantee."""
         ...
 

@@ -6,7 +6,7 @@ from typing import Generic, Protocol
 
 from reticent.decoding.engines import C, VoteRequest
 from reticent.decoding.speculative import DraftLength
-from reticent.decoding.votes import VoteSettings
+from reticent.decoding.votes import TokenSettings
 from reticent.randomness import PublicCoins
 
 
@@ -108,7 +108,7 @@ class Job(Generic[C]):
     answer_id: str
     key_id: str | None
     prompt: list[int]
-    settings: VoteSettings
+    settings: TokenSettings
     coins: PublicCoins
     max_tokens: int
     stop_tokens: frozenset[int]

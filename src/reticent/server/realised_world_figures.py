@@ -11,7 +11,7 @@ from reticent.pac.charging import Charging
 from reticent.pac.curator import Curator
 from reticent.pac.wording import HALF_MEANING, HALF_QUESTION, NOT_BOUNDED, WORLD_MEANING, WORLD_QUESTION
 from reticent.server.coarse import CoarseAccount, CoarseDissent
-from reticent.server.figures import KeySpending, Reading
+from reticent.server.figures import AccountReading, KeySpending
 from reticent.server.schemas import DeploymentPrivacy, KeyPrivacy, Privacy
 
 _WORDS: Final = {
@@ -65,30 +65,30 @@ class RealisedWorldFigures:
             world_bound=account.world_success(self._curator.num_worlds),
         )
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[AccountReading]:
         """The gauges of this guarantee."""
         return [
-            Reading(
+            AccountReading(
                 "spent_nats",
                 "Information charged over the deployment's life, or up to 1,000 tokens' more.",
                 lambda: self._spending.account.spent_nats,
             ),
-            Reading(
+            AccountReading(
                 "left_nats",
                 "Information that may still be charged; +Inf without a cap.",
                 lambda: math.inf if (left := self._spending.account.left_nats) is None else left,
             ),
-            Reading(
+            AccountReading(
                 "half_bound",
                 f"{HALF_QUESTION} Bound on the {HALF_MEANING}.",
                 lambda: self._spending.account.half_success,
             ),
-            Reading(
+            AccountReading(
                 "world_bound",
                 f"{WORLD_QUESTION} Bound on the {WORLD_MEANING}.",
                 lambda: self._spending.account.world_success(self._curator.num_worlds),
             ),
-            Reading(
+            AccountReading(
                 "dissent_ratio",
                 "Share of tokens on which worlds differed: coarse, and NaN at first.",
                 lambda: math.nan if self._dissent.share is None else self._dissent.share,
