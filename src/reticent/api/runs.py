@@ -47,7 +47,9 @@ class BuildOptions:
         batch_size: records of a world per step, about.
         learning_rate: the peak.
         max_tokens: cut records to this many tokens.
-        template: what the model reads of a record, with columns in braces; `{text}` is that of `text_key`.
+        template: what the model reads of a record, with columns in braces; `{text}` is that of `text_key`, and
+            `{messages}` a conversation; unless given it suits the columns of `messages`, `prompt` and `completion`, or
+            `instruction`, `input` and `output`, where there is no text.
         answer_key: the column of the template that alone is trained on; all of it unless given.
         rank: LoRA's rank.
         alpha: LoRA's alpha; twice the rank unless given.
@@ -71,7 +73,7 @@ class BuildOptions:
     batch_size: int = 8
     learning_rate: float | None = None
     max_tokens: int = 256
-    template: str = "{text}"
+    template: str | None = None
     answer_key: str = ""
     rank: int | None = None
     alpha: float | None = None
@@ -277,14 +279,15 @@ def build_worlds(
         TrainingError, StorageError: the build cannot continue; `resume` finishes it.
     """
     from reticent._settings import readable_settings
-    from reticent.text.template import TextTemplate
+    from reticent.text.template import template_for
     from reticent.worlds.build import BuildRequest, build_run
 
     chosen = options or BuildOptions()
     capacity = _capacity(chosen, worlds)
     lora, training = _training(chosen, capacity)
     with readable_settings("template"):
-        template = TextTemplate(text=chosen.template, answer=chosen.answer_key, max_tokens=chosen.max_tokens)
+        place = Path(corpus) if isinstance(corpus, str | PathLike) else None
+        template = template_for(place, text_key, chosen.template, chosen.answer_key, max_tokens=chosen.max_tokens)
     request = BuildRequest(
         corpus=_open_corpus(corpus, text_key, unit_key, limit, template),
         model=str(model),

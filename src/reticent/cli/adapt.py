@@ -47,7 +47,7 @@ class AdaptCommand:
         int | None, typer.Option(help="For icl: how many records stand before every text; they are the members.")
     ] = None
     split_seed: Annotated[int, typer.Option(help="Public seed that draws who is a member.")] = 0
-    template: Template = "{text}"
+    template: Template = None
     encoder_input: Annotated[
         str, typer.Option(help="What the encoder of an encoder-decoder model reads, also with columns in braces.")
     ] = ""
@@ -160,12 +160,14 @@ class AdaptCommand:
 
     @property
     def _text_template(self) -> "TextTemplate":
-        from reticent.text.template import TextTemplate
+        from reticent.text.template import template_for
 
-        return TextTemplate(
-            text=self.template,
+        return template_for(
+            self.corpus,
+            self.text_key,
+            self.template,
+            self.answer_key,
             encoder_input=self.encoder_input,
-            answer=self.answer_key,
             max_tokens=self.max_tokens,
             add_eos=self.eos,
         )

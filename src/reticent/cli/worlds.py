@@ -30,7 +30,11 @@ UnitKey = Annotated[
     ),
 ]
 Template = Annotated[
-    str, typer.Option(help="What the model reads, with columns in braces; {text} is the one of --text-key.")
+    str | None,
+    typer.Option(
+        help="What the model reads, with columns in braces; {text} is the one of --text-key, {messages} a conversation; "
+        "known columns are recognised unless it is given."
+    ),
 ]
 AnswerKey = Annotated[
     str, typer.Option(help="Column of the template that alone is trained on and scored; all of it unless given.")
@@ -82,7 +86,7 @@ class BuildCommand:
     text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text"
     unit_key: UnitKey = None
     limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None
-    template: Template = "{text}"
+    template: Template = None
     answer_key: AnswerKey = ""
     max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256
     preset: Annotated[

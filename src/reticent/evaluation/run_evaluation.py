@@ -217,7 +217,7 @@ def _votes(
         "dtype": str(dtype).removeprefix("torch."),
         "max_tokens": max_tokens,
     }
-    scored = [text.is_scored for text in encoded] if template.answer else None
+    scored = [text.is_scored for text in encoded] if template.has_answers else None
     casting = CastingRequest(tokens, texts.hashes, identity, request.out / VOTES_FOLDER, scored)
     tensor = cast_vote_tensor(forcing, casting, request.votes, progress, resume=True)
     return tensor, forcing.vocab_size, max_tokens, sum(text.truncated for text in encoded)

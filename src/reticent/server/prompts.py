@@ -12,6 +12,7 @@ from reticent.decoding.detokenise import TextDecoder
 from reticent.errors import InvalidValueError
 from reticent.server.errors import ApiError
 from reticent.server.messages import Message
+from reticent.text.chats import chat_text
 from reticent.text.end_tokens import end_tokens
 from reticent.text.tokenise import encode_prompt
 
@@ -89,7 +90,7 @@ class Prompts:
         conversation = [{"role": message.role, "content": message.text} for message in messages]
         try:
             with self._lock:
-                text = self._tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+                text = chat_text(self._tokenizer, conversation, begins_answer=True)
                 self._check_bytes(text, "messages")
                 tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         except ApiError:

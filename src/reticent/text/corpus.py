@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from reticent import _validate
 from reticent.errors import CorpusError
+from reticent.text.chats import MESSAGES_COLUMN, conversation_record, read_messages
 from reticent.text.deduplication import DisjointSets, join_near_duplicates
 from reticent.text.fields import PLAIN, TEXT_COLUMN, RecordLayout, readable_text, refuse_marks
 from reticent.text.formats import PLAIN_TEXT_KEY, Row, read_rows
@@ -62,11 +63,13 @@ class Corpus:
         skipped_blank: how many blank texts were left out.
         respelled_units: how many spellings of unit names were taken for another's, from which they differ by Unicode
             form or outer white space alone.
+        ignored_messages: how many messages of conversations were left out: those of tools, and those that call one.
     """
 
     records: tuple[TextRecord, ...]
     skipped_blank: int
     respelled_units: int = 0
+    ignored_messages: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,12 +144,16 @@ class RecordColumns:
         own = [self._key(column) for column in self.layout.columns]
         return list(dict.fromkeys(own if self.unit_key is None else [*own, self.unit_key]))
 
-    def record(self, row: Row) -> str:
-        """The record that a row holds, empty where it is blank.
+    def record(self, row: Row) -> tuple[str, int]:
+        """The record that a row holds, empty where it is blank, and how many messages of it are ignored.
 
         Raises:
             CorpusError: a value is no text.
         """
+        if self.layout.columns == (MESSAGES_COLUMN,):
+            fields, num_ignored = read_messages(row.source, row.values[MESSAGES_COLUMN])
+            own = tuple((role, _text(row.source, MESSAGES_COLUMN, text)) for role, text in fields)
+            return conversation_record(own), num_ignored
         values = {}
         for column in self.layout.columns:
             key = self._key(column)
@@ -154,7 +161,7 @@ class RecordColumns:
             if column != self.layout.main:
                 value = _other_column(value)
             values[column] = _text(row.source, key, value)
-        return self.layout.record(values)
+        return self.layout.record(values), 0
 
     def _key(self, column: str) -> str:
         return self.text_key if column == TEXT_COLUMN else column
@@ -171,10 +178,11 @@ def collect_records(rows: Iterable[Row], name: str, columns: RecordColumns, limi
     """
     records: list[TextRecord] = []
     spellings: set[str] = set()
-    skipped_blank = 0
+    skipped_blank = ignored_messages = 0
     unit_key = columns.unit_key
     for row in rows:
-        text = columns.record(row)
+        text, num_ignored = columns.record(row)
+        ignored_messages += num_ignored
         if not text.strip():
             skipped_blank += 1
             continue
@@ -185,7 +193,8 @@ def collect_records(rows: Iterable[Row], name: str, columns: RecordColumns, limi
             break
     if not records:
         raise CorpusError(f"{name}: no records to read ({skipped_blank} with blank text)")
-    return Corpus(tuple(records), skipped_blank, len(spellings) - len({record.unit for record in records}))
+    respelled = len(spellings) - len({record.unit for record in records})
+    return Corpus(tuple(records), skipped_blank, respelled, ignored_messages)
 
 
 def group_units(
@@ -242,6 +251,8 @@ def name_units(records: Sequence[TextRecord]) -> Units:
 def grouping_notes(corpus: Corpus, units: Units) -> list[str]:
     """Sentences for whoever builds on a corpus about units that were taken for one; none where none were."""
     notes = []
+    if corpus.ignored_messages:
+        notes.append(f"{corpus.ignored_messages} messages of tools, or of an assistant that calls one, are left out")
     if corpus.respelled_units:
         notes.append(
             f"{corpus.respelled_units} spellings of unit names differ from others by Unicode form or outer white space "

@@ -17,6 +17,8 @@ TEXT_COLUMN = "text"
 _NAME, _VALUE = "\ufdd0", "\ufdd1"
 """What precedes a field's name, and what parts it from its value."""
 
+_SHARED = ("system", "developer")
+
 Fields = tuple[tuple[str, str], ...]
 
 
@@ -67,7 +69,8 @@ class RecordLayout:
         fields = split_fields(record)
         if fields is None:
             return "", record, ""
-        place = [name for name, _ in fields].index(self.main)
+        # The last of its name: a conversation has several.
+        place = max(number for number, (name, _) in enumerate(fields) if name == self.main)
         value = fields[place][1]
         return join_fields((*fields[:place], (self.main, ""))), value, join_fields(fields[place + 1 :])
 
@@ -89,9 +92,12 @@ def split_fields(record: str) -> Fields | None:
 
 
 def readable_text(record: str) -> str:
-    """A record's values a paragraph each, without names; a plain text as it is."""
+    """A record's values a paragraph each, without names; a plain text as it is.
+
+    What a system or developer says is left out: many conversations share it, and are no less different for it.
+    """
     fields = split_fields(record)
-    return record if fields is None else "\n".join(value for _, value in fields if value.strip())
+    return record if fields is None else "\n".join(v for name, v in fields if v.strip() and name not in _SHARED)
 
 
 def refuse_marks(source: str, value: str) -> None:

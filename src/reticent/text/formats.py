@@ -41,7 +41,7 @@ def read_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
 
     Args:
         path: a file in one of the formats of `reticent.text.corpus`, or a folder of text files.
-        keys: the keys every row must have.
+        keys: the keys every row must have; with none, a row has all that are there.
 
     Raises:
         CorpusError: the path is missing, empty, of an unknown format or damaged, or a row lacks one of the keys.
@@ -173,11 +173,12 @@ def _parquet_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
             file = pq.ParquetFile(seekable)
             _check_header(str(path), keys, file.schema_arrow.names)
             number = 0
-            for batch in file.iter_batches(columns=list(keys)):
-                for scalars in zip(*(batch.column(key) for key in keys), strict=True):
+            read = list(keys) or file.schema_arrow.names
+            for batch in file.iter_batches(columns=read):
+                for scalars in zip(*(batch.column(key) for key in read), strict=True):
                     number += 1
                     source = f"{path}:{number}"
-                    yield Row(source, {key: _plain(source, scalar) for key, scalar in zip(keys, scalars, strict=True)})
+                    yield Row(source, {key: _plain(source, scalar) for key, scalar in zip(read, scalars, strict=True)})
         except (pa.ArrowException, OSError) as error:
             raise CorpusError(f"{path}: not a readable Parquet file ({error}); write or copy it again") from error
 

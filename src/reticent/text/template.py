@@ -9,6 +9,7 @@ Shape suffixes: B texts, T token positions, S positions of the encoder's input.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -19,10 +20,15 @@ from torch import Tensor
 
 from reticent._settings import FrozenModel
 from reticent.errors import InvalidValueError
+from reticent.text.chats import ASSISTANT, MESSAGES_COLUMN, Span, render_chat
+from reticent.text.end_tokens import turn_end
 from reticent.text.fields import TEXT_COLUMN, RecordLayout, readable_text
+from reticent.text.recognition import recognise_template
 from reticent.text.tokenise import decode_texts, tokenise_documents, whole_documents
 
 TEXT_FIELD = "{text}"
+CHAT_TEXT = f"{{{MESSAGES_COLUMN}}}"
+"""The template of conversations: the model's own chat template, and the assistant's turns are scored."""
 IGNORED_LABEL = -100
 """The label that `transformers` leaves out of the loss."""
 
@@ -59,6 +65,10 @@ class TextTemplate(FrozenModel):
 
     @model_validator(mode="after")
     def _check_answer(self) -> Self:
+        if f"{{{MESSAGES_COLUMN}}}" in self.text and (self.answer or self.encoder_input or not self.is_chat):
+            raise ValueError(
+                f"{CHAT_TEXT} stands alone: the chat template surrounds messages, and only the assistant's count"
+            )
         if self.answer and self.answer not in _COLUMN.findall(self.text):
             raise ValueError(
                 f"the answer {self.answer!r} is no column of the template; write {{{self.answer}}} where it stands"
@@ -74,33 +84,63 @@ class TextTemplate(FrozenModel):
     def layout(self) -> RecordLayout:
         """The columns that a record needs; a plain text is the answer, `{text}`, or the last column."""
         own = _COLUMN.findall(self.text)
+        if self.is_chat:
+            return RecordLayout((MESSAGES_COLUMN,), ASSISTANT)
         others = [name for name in _COLUMN.findall(self.encoder_input) if name not in own]
         main = self.answer or (TEXT_COLUMN if TEXT_COLUMN in own else own[-1])
         return RecordLayout((*own, *others), main, is_main_needed=bool(self.answer or others or len(own) == 1))
 
-    def render(self, record: str) -> str:
-        """A record in its surroundings; braces within a value are left alone."""
-        return self._fill(record)[0]
+    @property
+    def is_chat(self) -> bool:
+        """True if records are conversations, which the model's own chat template renders."""
+        return self.text == CHAT_TEXT
+
+    @property
+    def has_answers(self) -> bool:
+        """True if some of what a model reads is given and not predicted."""
+        return bool(self.answer) or self.is_chat
+
+    def render(self, record: str, tokenizer: Any = None) -> str:
+        """A record in its surroundings; braces within a value are left alone. A conversation needs the tokenizer."""
+        return self._fill(record, tokenizer).text
 
     def render_input(self, record: str) -> str:
         """The encoder's input for a record."""
         return _fill_columns(self.encoder_input, self.layout.values(record))[0]
 
-    def spans_scored(self, record: str) -> tuple[tuple[int, int], ...]:
+    def spans_scored(self, record: str, tokenizer: Any = None) -> tuple[Span, ...]:
         """The characters of the rendered record that are trained on and scored, each (start, stop)."""
-        text, places = self._fill(record)
-        return (places[self.answer],) if self.answer else ((0, len(text)),)
+        return self._fill(record, tokenizer).scored
 
-    def main_span(self, record: str) -> tuple[int, int]:
-        """The characters of the rendered record that its main column takes, (start, stop)."""
-        return self._fill(record)[1][self.layout.main]
+    def main_span(self, record: str, tokenizer: Any = None) -> Span:
+        """The characters of the rendered record that its main column, or a last answer, takes, (start, stop)."""
+        return self._fill(record, tokenizer).main
 
-    def beginning(self, record: str) -> str:
+    def beginning(self, record: str, tokenizer: Any = None) -> str:
         """The rendered record up to the end of its main column's value: what a model continues."""
-        return self.render(record)[: self.main_span(record)[1]]
+        filled = self._fill(record, tokenizer)
+        return filled.text[: filled.main[1]]
 
-    def _fill(self, record: str) -> tuple[str, dict[str, tuple[int, int]]]:
-        return _fill_columns(self.text, self.layout.values(record))
+    def _fill(self, record: str, tokenizer: Any) -> "_Filled":
+        if self.is_chat:
+            if tokenizer is None:
+                raise InvalidValueError(
+                    "conversations need the chat template of a model that is here, and this one is behind a server; "
+                    "give --template with columns"
+                )
+            return _Filled(*render_chat(tokenizer, record))
+        text, places = _fill_columns(self.text, self.layout.values(record))
+        scored = (places[self.answer],) if self.answer else ((0, len(text)),)
+        return _Filled(text, scored, places[self.layout.main])
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A rendered record, the characters of it that are scored, and those of its main column."""
+
+    text: str
+    scored: tuple[Span, ...]
+    main: Span
 
 
 def _fill_columns(template: str, values: Mapping[str, str]) -> tuple[str, dict[str, tuple[int, int]]]:
@@ -194,11 +234,11 @@ def encode_beginnings(
     tokenizer: Any, template: TextTemplate, records: Sequence[str], *, is_encoder_decoder: bool = False
 ) -> list[EncodedText]:
     """Encode what a model continues of each record: all up to the end of the main column's value, and no end token."""
-    prompts = [template.beginning(record) for record in records]
+    prompts = [template.beginning(record, tokenizer) for record in records]
     inputs: list[NDArray[np.int64] | None] = [None] * len(records)
     if is_encoder_decoder:
         inputs = [_encoder_ids(tokenizer, template.render_input(record), template.max_tokens) for record in records]
-    documents = tokenise_documents(tokenizer, prompts, add_end=False)
+    documents = tokenise_documents(tokenizer, prompts, add_end=False, add_begin=not template.is_chat)
     return [
         EncodedText.scored_from(
             len(document.ids),
@@ -227,9 +267,28 @@ def texts_as_trained(
     return [text.strip().removeprefix(before.strip()).removesuffix(after.strip()).strip() for text in decoded]
 
 
+def template_for(corpus: Path | None, text_key: str, text: str | None, answer: str, **fields: Any) -> TextTemplate:
+    """The template that is asked for, or the one that suits a corpus's columns, or a text as it is.
+
+    Args:
+        corpus: the file or folder; None where it is in memory.
+        text_key: the key of its text.
+        text: the template asked for, or None.
+        answer: the answer's column, or empty.
+        fields: all other settings of the template.
+
+    Raises:
+        CorpusError: the corpus cannot be read.
+        ValidationError: the template cannot be right.
+    """
+    if text is None and not answer and corpus is not None:
+        text, answer = recognise_template(corpus, text_key) or (None, "")
+    return TextTemplate(text=TEXT_FIELD if text is None else text, answer=answer, **fields)
+
+
 def nothing_to_predict(source: str, text: EncodedText, template: TextTemplate) -> str:
     """A message about a text without a scored token, where every text must have one."""
-    if text.truncated and template.answer:
+    if text.truncated and template.has_answers:
         return (
             f"{source}: what precedes the answer fills {template.max_tokens} tokens, so the whole answer is cut; raise "
             "--max-tokens, or remove the record"
@@ -275,18 +334,21 @@ def _encode_targets(
     tokenizer: Any, template: TextTemplate, records: Sequence[str], first: int
 ) -> Iterator[EncodedText]:
     """Each record as a causal model or a decoder reads it; tokens before index `first` are never scored."""
-    with_spans = bool(template.answer)
+    with_spans = template.has_answers
     if with_spans and not tokenizer.is_fast:
         raise InvalidValueError(
             "scoring an answer alone needs a fast tokenizer, which tells the characters of each token; save the model "
             "with one, or leave the answer out"
         )
-    rendered = [template.render(record) for record in records]
-    documents = tokenise_documents(tokenizer, rendered, add_end=template.add_eos, with_spans=with_spans)
+    rendered = [template.render(record, tokenizer) for record in records]
+    # A chat template writes the beginning itself, and the end where it closes a turn with a token of its own.
+    add_begin = not template.is_chat
+    add_end = template.add_eos and (add_begin or turn_end(tokenizer) is None)
+    documents = tokenise_documents(tokenizer, rendered, add_end=add_end, add_begin=add_begin, with_spans=with_spans)
     for record, text, document in zip(records, rendered, documents, strict=True):
         is_scored = np.arange(len(document.ids)) >= first
         if with_spans:
-            is_scored &= _in_spans(document.spans, template.spans_scored(record), len(text))
+            is_scored &= _in_spans(document.spans, template.spans_scored(record, tokenizer), len(text))
         cut = slice(template.max_tokens)
         truncated = len(document.ids) > template.max_tokens
         yield EncodedText(np.asarray(document.ids[cut], dtype=np.int64), None, is_scored[cut], truncated)

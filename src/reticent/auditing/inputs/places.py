@@ -40,8 +40,8 @@ def places_of(surrogate: ModelScorer, text: str, most: int) -> Places:
 
     The template's own words are no places.
     """
-    rendered = surrogate.template.render(text)
-    start_of_text = surrogate.template.main_span(text)[0]
+    rendered = surrogate.template.render(text, surrogate.tokenizer)
+    start_of_text = surrogate.template.main_span(text, surrogate.tokenizer)[0]
     limit = surrogate.template.max_tokens
     tokens = token_spans(surrogate.tokenizer, rendered, min(limit, surrogate.context_length or limit))
     (encoded,) = surrogate.encode([text])

@@ -139,7 +139,7 @@ def longest_text(scorer: ModelScorer, texts: Sequence[str]) -> int:
 def _shot_ids(scorer: ModelScorer, text: str) -> NDArray[np.int64]:
     """A shot as token ids, cut where the template cuts a text, without special tokens."""
     tokenizer = scorer.tokenizer
-    ids = tokenizer(scorer.template.render(text), add_special_tokens=False, verbose=False)["input_ids"]
+    ids = tokenizer(scorer.template.render(text, tokenizer), add_special_tokens=False, verbose=False)["input_ids"]
     after = tokenizer(_AFTER_SHOT, add_special_tokens=False)["input_ids"]
     return np.array([*ids[: scorer.template.max_tokens], *after], dtype=np.int64)
 
