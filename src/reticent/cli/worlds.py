@@ -32,7 +32,7 @@ UnitKey = Annotated[
 Template = Annotated[
     str | None,
     typer.Option(
-        help="What the model reads, with columns in braces; {text} is the one of --text-key, {messages} a conversation; "
+        help="What the model reads, with columns in braces; {text} is the one of --text-key, {messages} a chat; "
         "known columns are recognised unless it is given."
     ),
 ]
