@@ -161,7 +161,7 @@ BAD_FILES = {
     "null.jsonl": (b'{"text": null}', "null.jsonl:1: the value of 'text' must be text, found NoneType"),
     "int.parquet": (parquet_bytes([3]), "int.parquet:1: the value of 'text' must be text, found int"),
     "half.jsonl": (rb'{"text": "\ud83d"}', "half.jsonl:1: the text holds half of a surrogate pair"),
-    "corpus.docx": (b"PK", "corpus.docx: unknown corpus format; .*jsonl, .csv, .parquet, .txt"),
+    "corpus.docx": (b"PK", "corpus.docx: unknown corpus format; .*jsonl, .json, .csv, .parquet, .txt"),
     "corpus": (b"text", "corpus: unknown corpus format"),
     "corpus.gz": (gzip.compress(GOOD), "corpus.gz: unknown corpus format"),
 }

@@ -1,12 +1,16 @@
 """Private corpora: reading them, and grouping their records into privacy units.
 
-Formats, recognised by the file's suffix, each also gzipped (`.gz` appended):
+Formats, recognised by the file's suffix, each also compressed (`.gz` or `.zst` appended):
 
     .jsonl     one JSON object a line
+    .json      one array of JSON objects
     .csv       a header row, then one record a row (RFC 4180 quoting)
     .parquet   one record a row
     .txt       one record
-    a folder   one record for each .txt or .txt.gz file below it, in order of the relative path
+    a folder   one record for each .txt or .txt.gz file below it, in order of the relative path; or, if the package
+               `datasets` saved it, its rows
+    a pattern  such as `notes-*.jsonl`: the files that match, in order of their names
+    -          JSONL on standard input
 
 Text is UTF-8 (a leading byte-order mark is dropped). Errors name the file and the line and never quote a text, so that
 they can be logged where the corpus could not be.

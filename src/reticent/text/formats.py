@@ -8,10 +8,12 @@ import csv
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +25,9 @@ from reticent.errors import CorpusError
 PLAIN_TEXT_KEY = "text"
 """The only key of a plain text file."""
 
+STANDARD_INPUT = "-"
+"""The name of a corpus that is JSONL on standard input."""
+_SAVED_STATE = "state.json"
 _BYTE_ORDER_MARK = "\ufeff"
 _MAX_CSV_FIELD = 2**31 - 1
 """Documents outgrow the csv module's default limit of 131,072 characters; this is the most a C long always holds."""
@@ -46,8 +51,15 @@ def read_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
     Raises:
         CorpusError: the path is missing, empty, of an unknown format or damaged, or a row lacks one of the keys.
     """
+    if str(path) == STANDARD_INPUT:
+        yield from _jsonl_rows(path, keys)
+        return
     if path.is_dir():
-        yield from _folder_rows(path, keys)
+        is_saved = (path / _SAVED_STATE).is_file()
+        yield from (_saved_rows if is_saved else _folder_rows)(path, keys)
+        return
+    if not path.exists() and any(mark in path.name for mark in "*?["):
+        yield from _matching_rows(path, keys)
         return
     if not path.exists():
         raise CorpusError(f"{path}: no such file or folder; check the corpus path")
@@ -63,14 +75,14 @@ def read_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
 
 def _reader(path: Path) -> Callable[[Path, Sequence[str]], Iterator[Row]]:
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes[-1:] == [".gz"]:
+    if suffixes and suffixes[-1] in (".gz", ".zst"):
         suffixes.pop()
     read = _READERS.get(suffixes[-1]) if suffixes else None
     if read is None:
         supported = ", ".join(_READERS)
         raise CorpusError(
-            f"{path}: unknown corpus format; name the file {supported} (each may be gzipped: .gz appended), "
-            "or give a folder of .txt files"
+            f"{path}: unknown corpus format; name the file {supported} (each may be compressed: .gz or "
+            ".zst appended), or give a folder of .txt files or a saved dataset"
         )
     return read
 
@@ -82,6 +94,58 @@ def _folder_rows(folder: Path, keys: Sequence[str]) -> Iterator[Row]:
         raise CorpusError(f"{folder}: the folder holds no .txt or .txt.gz file; give a file instead, or text files")
     for file in in_order:
         yield from _text_rows(file, keys)
+
+
+def _matching_rows(pattern: Path, keys: Sequence[str]) -> Iterator[Row]:
+    """The rows of all files that match a pattern in their last part, in order of their names."""
+    files = sorted(file for file in pattern.parent.glob(pattern.name) if file.is_file())
+    if not files:
+        raise CorpusError(f"{pattern}: no file matches; check the pattern, and quote it for the shell")
+    for file in files:
+        yield from read_rows(file, keys)
+
+
+def _saved_rows(folder: Path, keys: Sequence[str]) -> Iterator[Row]:
+    """The rows of a dataset that the package `datasets` saved to a folder: Arrow streams, named in its state."""
+    try:
+        state = json.loads((folder / _SAVED_STATE).read_text("utf-8"))
+        names = [str(file["filename"]) for file in state["_data_files"]]
+        number = 0
+        for name in names:
+            with pa.memory_map(str(folder / Path(name).name)) as source, pa.ipc.open_stream(source) as reader:
+                _check_header(f"{folder}", keys, reader.schema.names)
+                read = list(keys) or reader.schema.names
+                for batch in reader:
+                    for scalars in zip(*(batch.column(key) for key in read), strict=True):
+                        number += 1
+                        place = f"{folder}:{number}"
+                        yield Row(place, {key: _plain(place, value) for key, value in zip(read, scalars, strict=True)})
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise CorpusError(
+            f"{folder}: not a readable saved dataset ({type(error).__name__}); save it again with `save_to_disk`"
+        ) from error
+
+
+def _json_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
+    """The objects of one JSON array."""
+    with _open_bytes(path) as stream:
+        text = _decode_text(path, stream.read(), first_line=1)
+    try:
+        values = json.loads(text.removeprefix(_BYTE_ORDER_MARK), object_pairs_hook=_refuse_repeated_keys)
+    except _RepeatedKeyError as error:
+        raise CorpusError(f"{path}: the key {error.key!r} appears twice in one object; keep one") from None
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(
+            f"{path}: malformed JSON; write an array of objects, or one object a line (.jsonl)"
+        ) from error
+    if not isinstance(values, list):
+        raise CorpusError(f"{path}: expected a JSON array of objects, found {type(values).__name__}")
+    for number, row in enumerate(values, start=1):
+        source = f"{path}:{number}"
+        if not isinstance(row, dict):
+            raise CorpusError(f"{source}: expected a JSON object, found {type(row).__name__}")
+        _require(source, keys, list(row))
+        yield Row(source, row)
 
 
 def _text_rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
@@ -194,6 +258,7 @@ def _plain(source: str, scalar: pa.Scalar) -> object:
 
 _READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {
     ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
     ".csv": _csv_rows,
     ".parquet": _parquet_rows,
     ".txt": _text_rows,
@@ -202,7 +267,13 @@ _READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {
 
 @contextmanager
 def _open_bytes(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """Open for reading bytes, decompressed where the name ends in .gz; what goes wrong becomes a `CorpusError`."""
+    """Open for reading bytes, decompressed by the name's end; what goes wrong becomes a `CorpusError`."""
+    if str(path) == STANDARD_INPUT:
+        yield io.BytesIO(_standard_input())
+        return
+    if path.suffix.lower() == ".zst":
+        yield io.BytesIO(_decompressed(path))
+        return
     try:
         with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as stream:
             yield stream
@@ -212,6 +283,21 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
         raise CorpusError(f"{path}: not valid gzip data ({error}); copy it again, or drop the .gz suffix") from error
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _decompressed(path: Path) -> bytes:
+    try:
+        with pa.input_stream(str(path), compression="zstd") as stream:
+            data: bytes = stream.read()
+            return data
+    except (pa.ArrowException, OSError) as error:
+        raise CorpusError(f"{path}: not valid zstd data ({error}); copy it again, or drop the .zst suffix") from error
+
+
+@cache
+def _standard_input() -> bytes:
+    """All of standard input, read once and kept, as a corpus is looked at more than once."""
+    return sys.stdin.buffer.read()
 
 
 def _lines(path: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[str]:
