@@ -16,6 +16,7 @@ from reticent.worlds.assignment import Assignment
 
 if TYPE_CHECKING:
     from reticent.api.runs import BuildOptions
+    from reticent.worlds.corpus_check import CorpusCheck
     from reticent.worlds.manifest import Manifest
 
 app = typer.Typer(help="Overlapping worlds: one adapter each over one frozen base.")
@@ -182,6 +183,40 @@ def build(options: BuildCommand) -> None:
     _print_manifest(options.out, run.manifest, options.as_json)
 
 
+@app.command("check")
+def check(
+    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="What `worlds build` would be given.")],
+    model: BaseName = "smollm2-135m",
+    worlds: Annotated[str, typer.Option(metavar="M,…", help="Numbers of worlds to plan for.")] = "16,64,128",
+    text_key: Annotated[str, typer.Option(help="Key or column that holds the text.")] = "text",
+    unit_key: UnitKey = None,
+    limit: Annotated[int | None, typer.Option(help="Read at most this many records.")] = None,
+    template: Template = None,
+    answer_key: AnswerKey = "",
+    max_tokens: Annotated[int, typer.Option(help="Cut records to this many tokens.")] = 256,
+    as_json: AsJson = False,
+) -> None:
+    """Look at a corpus as a build would, and train nothing: units, lengths, what is left out, and what m would mean."""
+    from reticent._settings import readable_settings
+    from reticent.models.base import resolve_base_model
+    from reticent.text.corpus import read_corpus
+    from reticent.text.template import template_for
+    from reticent.worlds.corpus_check import check_corpus
+
+    numbers = split_names(worlds)
+    if not all(number.isdecimal() for number in numbers):
+        raise InvalidValueError(f"worlds must be whole numbers separated by commas, got {worlds!r}")
+    with readable_settings("template"):
+        wanted = template_for(corpus, text_key, template, answer_key, max_tokens=max_tokens)
+    records = read_corpus(corpus, text_key=text_key, unit_key=unit_key, limit=limit, layout=wanted.layout)
+    tokenizer = resolve_base_model(model).load_tokenizer()
+    found = check_corpus(records, tokenizer, wanted, [int(number) for number in numbers])
+    if as_json:
+        print_json({"template": wanted.model_dump(mode="json"), **found.model_dump(mode="json")})
+        return
+    _print_check(found)
+
+
 @app.command("show")
 def show(run: RunFolder, as_json: AsJson = False) -> None:
     """Show a run: base, corpus by count and hash, adapters, training. Verifies nothing but the manifest."""
@@ -263,6 +298,28 @@ _MEMBERSHIP = {
 
 def _describe_guarantee(guarantee: Guarantee | None) -> str:
     return "none" if guarantee is None else f"{guarantee}: hides {HIDES[guarantee]}"
+
+
+def _print_check(found: "CorpusCheck") -> None:
+    least, middle, most_of, most = found.tokens
+    rows = {
+        "records": f"{found.records:,} in {found.units:,} units, the largest of {found.largest_unit:,}",
+        "left out": f"{found.skipped_blank:,} blank records, {found.ignored_messages:,} messages of tools",
+        "repeated": f"{found.repeats:,} records; {found.merged_units:,} units merged as near-duplicates "
+        f"({found.merged_once_cut:,} once cut), {found.respelled_units:,} spellings of names taken for others",
+        "tokens of a record": f"{least:,} to {most:,}, half up to {middle:,}, 95 % up to {most_of:,}",
+        "cut": f"{found.truncated:,} records, at {found.max_tokens:,} tokens; {found.unscored:,} have nothing to learn",
+        "tokens to predict": f"{found.scored_tokens:,}",
+    }
+    largest = max(bin_.count for bin_ in found.lengths)
+    for bin_ in found.lengths:
+        bar = "█" * round(30 * bin_.count / largest)
+        rows[f"{bin_.low:,} to {bin_.high:,} tokens"] = f"{bin_.count:>7,} {bar}"
+    for plan in found.plans:
+        rows[f"m = {plan.worlds:,}"] = (
+            f"{plan.records_per_world:,.0f} records a world, {plan.training_tokens:,} tokens of training an epoch"
+        )
+    console.print(facts(rows))
 
 
 def _print_manifest(folder: Path, manifest: "Manifest", as_json: bool) -> None:
