@@ -158,7 +158,7 @@ def test_an_interruption_says_how_to_resume(interrupted, capsys, command, monkey
         (["--heldout-count", "3", "--heldout-fraction", "0.3"], "not both"),
         (["--heldout-count", "10"], "no record of 10 is left"),
         (["--val-fraction", "1.5"], "val_fraction: "),
-        (["--template", "no field"], "{text} exactly once"),
+        (["--template", "no field"], "names a column in braces"),
         (["--encoder-input", "read"], "no encoder"),
         (["--dp-epsilon", "3"], "--dp-delta together"),
         (["--dp-epsilon", "inf", "--dp-delta", "1e-5"], "epsilon: "),
