@@ -8,10 +8,12 @@ import typer
 
 from reticent.cli.command_options import takes_options
 from reticent.cli.deployment import RunArgument
+from reticent.cli.evaluate_corpus import evaluate_corpus
 from reticent.cli.output import console, print_json
 from reticent.cli.worlds import DType
 from reticent.decoding.votes import Decoder
 from reticent.errors import InterruptedRunError, InvalidValueError
+from reticent.guarantees import Guarantee
 
 if TYPE_CHECKING:
     from reticent.evaluation.run_evaluation import EvaluateRequest, Evaluation, Study
@@ -36,6 +38,16 @@ class EvaluateCommand:
     ] = None
     temperature: Annotated[float, typer.Option(help="Of the gumbel decoder.")] = 1.0
     candidates: Annotated[int, typer.Option(help="Tokens the public model nominates at each step, k.")] = 200
+    clip: Annotated[float | None, typer.Option(help="For a corpus run: nats; 0.5 unless given.")] = None
+    gains: Annotated[str, typer.Option(metavar="G,…", help="For a corpus run: gains to measure, comma-separated.")] = (
+        "0.5,1,2,4,8"
+    )
+    epsilons: Annotated[
+        str, typer.Option(metavar="ε,…", help="For a corpus run: how many tokens each leaves, comma-separated.")
+    ] = "1,2,4,8"
+    delta: Annotated[
+        float | None, typer.Option(help="For a corpus run: below one over worlds times places; 1e-6 unless given.")
+    ] = None
     draws: Annotated[int, typer.Option(help="Secrets and noise draws behind each budget's accuracy.")] = 64
     sessions: Annotated[int, typer.Option(help="Deployments simulated for composition and leakage.")] = 1024
     queries: Annotated[int, typer.Option(help="Queries of one deployment.")] = 64
@@ -94,7 +106,16 @@ class EvaluateCommand:
 
 @takes_options(EvaluateCommand)
 def evaluate(options: EvaluateCommand) -> None:
-    """Accuracy, stability, composition and leakage at every budget, as a report. The deployment is not touched."""
+    """Accuracy, stability, composition and leakage at every budget, as a report. The deployment is not touched.
+
+    For a run that carries the corpus guarantee: accuracy and loss of released tokens at every gain, and the tokens that
+    each epsilon leaves.
+    """
+    from reticent.worlds.manifest import read_manifest
+
+    if read_manifest(options.run).guarantee is Guarantee.CORPUS:
+        evaluate_corpus(options)
+        return
     from reticent.cli.progress import WorkProgress
     from reticent.evaluation.run_evaluation import evaluate as run_evaluation
     from reticent.reports.evaluation import evaluation_report

@@ -7,13 +7,17 @@ counted. Only hashes and counts leave this module.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from reticent.auditing.inputs.overlap import TextSet, abbreviate_hashes, compare_sets
 from reticent.errors import CorpusError
 from reticent.text.corpus import read_corpus, text_hash
 from reticent.text.fields import PLAIN, RecordLayout
+from reticent.text.template import TextTemplate, encode, texts_as_trained
 from reticent.worlds.run_directory import RunDirectory
 
+DEFAULT_MAX_TOKENS: Final = 256
+"""Tokens of a test text where nobody says how long training texts were."""
 NEAR_DUPLICATES_NOT_SOUGHT = (
     "near-duplicates of the corpus among the test texts were not looked for; give the corpus with --corpus"
 )
@@ -37,6 +41,19 @@ class TestTexts:
     num_repeats: int
     num_near_duplicates: int | None
     warnings: tuple[str, ...]
+
+
+def reading_template(run: RunDirectory, max_tokens: int | None) -> TextTemplate:
+    """The run's own template, with the most tokens of a text that it was trained on and that the test reads."""
+    trained = run.manifest.training
+    limits = [max_tokens, trained.max_tokens if trained else None]
+    most = min((limit for limit in limits if limit), default=DEFAULT_MAX_TOKENS)
+    return (run.manifest.template or TextTemplate()).model_copy(update={"max_tokens": most})
+
+
+def cut_records(tokenizer: Any, template: TextTemplate, records: Sequence[str]) -> list[str]:
+    """Texts as a model reads them under a template: cut."""
+    return texts_as_trained(tokenizer, template, records, encode(tokenizer, template, records))
 
 
 def read_test_texts(

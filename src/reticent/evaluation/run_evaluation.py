@@ -7,7 +7,7 @@ drawn for the simulation, from a seed.
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,7 +26,7 @@ from reticent.engine.teacher_forced import TeacherForcing
 from reticent.errors import CorpusError, OutputExistsError, StorageError
 from reticent.evaluation.cost import Cost, cost
 from reticent.evaluation.fidelity import Fidelity, fidelity
-from reticent.evaluation.held_out import TestTexts, read_test_texts
+from reticent.evaluation.held_out import DEFAULT_MAX_TOKENS, TestTexts, cut_records, read_test_texts, reading_template
 from reticent.evaluation.leakage import Leakage, leakage
 from reticent.evaluation.recommendation import Recommendation, recommend
 from reticent.evaluation.sessions import Composition, SessionSettings, composition, simulate_sessions
@@ -39,7 +39,7 @@ from reticent.layers.forward import batched_decoder
 from reticent.models.base import LanguageModel, usable_device
 from reticent.pac.mechanism import ReleaseMechanism
 from reticent.protocols import Progress
-from reticent.text.template import TextTemplate, encode, nothing_to_predict, texts_as_trained
+from reticent.text.template import encode, nothing_to_predict
 from reticent.worlds.assignment import Assignment
 from reticent.worlds.manifest import FULL_NAME, MANIFEST_NAME, MEMBERSHIP_NAME
 from reticent.worlds.run_directory import RunDirectory
@@ -47,7 +47,6 @@ from reticent.worlds.run_directory import RunDirectory
 SCHEMA_VERSION = 1
 RESULT_NAME = "evaluation.json"
 VOTES_FOLDER = "votes"
-DEFAULT_MAX_TOKENS = 256
 
 
 class Study(StrEnum):
@@ -132,7 +131,7 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
     _check_output(request.out)
     run = RunDirectory.open(request.run, (Assignment.OVERLAPPING, Assignment.UNKNOWN))
     base = run.base(request.model)
-    template = _template(request, run)
+    template = reading_template(run, request.max_tokens)
     texts = read_test_texts(
         run,
         request.test,
@@ -140,7 +139,7 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Evaluation:
         limit=request.limit,
         corpus=request.corpus,
         layout=template.layout,
-        cut=partial(_cut_records, base.load_tokenizer(), template),
+        cut=partial(cut_records, base.load_tokenizer(), template),
     )
     for warning in texts.warnings:
         progress.note(f"warning: {warning}")
@@ -184,18 +183,6 @@ def _check_output(out: Path) -> None:
         raise StorageError(f"cannot make {out}: {error.strerror}; choose another --out") from error
 
 
-def _template(request: EvaluateRequest, run: RunDirectory) -> TextTemplate:
-    """The run's own template, with the most tokens of a text that it was trained on and that votes are cast on."""
-    trained = run.manifest.training
-    limits = [request.max_tokens, trained.max_tokens if trained else None]
-    most = min((limit for limit in limits if limit), default=DEFAULT_MAX_TOKENS)
-    return (run.manifest.template or TextTemplate()).model_copy(update={"max_tokens": most})
-
-
-def _cut_records(tokenizer: Any, template: TextTemplate, records: Sequence[str]) -> list[str]:
-    return texts_as_trained(tokenizer, template, records, encode(tokenizer, template, records))
-
-
 def _votes(
     request: EvaluateRequest, run: RunDirectory, base: LanguageModel, texts: TestTexts, progress: Progress
 ) -> tuple[VoteTensor, int, int, int]:
@@ -205,7 +192,7 @@ def _votes(
     decoder = batched_decoder(base.load(dtype).to(usable_device(request.device)))
     wanted = request.max_tokens or (trained.max_tokens if trained else DEFAULT_MAX_TOKENS)
     max_tokens = min(wanted, decoder.architecture.context_length)
-    template = _template(request, run).model_copy(update={"max_tokens": max_tokens})
+    template = reading_template(run, request.max_tokens).model_copy(update={"max_tokens": max_tokens})
     encoded = encode(base.load_tokenizer(), template, texts.texts)
     for number, text in enumerate(encoded, start=1):
         if not text.num_scored:
