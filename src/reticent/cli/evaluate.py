@@ -16,6 +16,7 @@ from reticent.errors import InterruptedRunError, InvalidValueError
 from reticent.guarantees import Guarantee
 
 if TYPE_CHECKING:
+    from reticent.evaluation.corpus_evaluation import CorpusEvaluationRequest
     from reticent.evaluation.run_evaluation import EvaluateRequest, Evaluation, Study
 
 _STUDIES = "utility, stability, fidelity, composition, leakage, cost"
@@ -103,6 +104,39 @@ class EvaluateCommand:
             device=self.device,
         )
 
+    @property
+    def corpus_request(self) -> "CorpusEvaluationRequest":
+        """The options as a request for a run that carries the corpus guarantee.
+
+        Raises:
+            InvalidValueError: one is outside its range.
+        """
+        from reticent import _validate
+        from reticent.api.settings import torch_dtype
+        from reticent.dp.defaults import DEFAULT_CANDIDATES, DEFAULT_CLIP
+        from reticent.evaluation.corpus_evaluation import CorpusEvaluationRequest
+
+        if self.max_tokens is not None:
+            _validate.integer_in_range("max-tokens", self.max_tokens, 2)
+        return CorpusEvaluationRequest(
+            run=self.run,
+            test=self.test,
+            out=self.out,
+            gains=_numbers("gains", self.gains),
+            epsilons=_numbers("epsilons", self.epsilons),
+            delta=self.delta,
+            clip=_validate.positive_finite("clip", DEFAULT_CLIP if self.clip is None else self.clip),
+            temperature=_validate.positive_finite("temperature", self.temperature),
+            num_candidates=_validate.integer_in_range("candidates", self.candidates or DEFAULT_CANDIDATES, 2),
+            corpus=self.corpus,
+            text_key=self.text_key,
+            limit=self.limit,
+            max_tokens=self.max_tokens,
+            model=self.model,
+            dtype=torch_dtype(None if self.dtype is None else self.dtype.value),
+            device=self.device,
+        )
+
 
 @takes_options(EvaluateCommand)
 def evaluate(options: EvaluateCommand) -> None:
@@ -114,7 +148,7 @@ def evaluate(options: EvaluateCommand) -> None:
     from reticent.worlds.manifest import read_manifest
 
     if read_manifest(options.run).guarantee is Guarantee.CORPUS:
-        evaluate_corpus(options)
+        evaluate_corpus(options.corpus_request, as_json=options.as_json)
         return
     from reticent.cli.progress import WorkProgress
     from reticent.evaluation.run_evaluation import evaluate as run_evaluation
@@ -132,6 +166,16 @@ def evaluate(options: EvaluateCommand) -> None:
         print_json({"report": str(out / "report.html"), **result.model_dump(mode="json")})
         return
     _print(result, out)
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    from reticent import _validate
+
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidValueError(f"{name} must be numbers separated by commas, got {text!r}") from None
+    return tuple(_validate.positive_finite(name, value) for value in values)
 
 
 def _studies(text: str) -> "tuple[Study, ...]":
