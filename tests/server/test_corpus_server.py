@@ -142,6 +142,23 @@ def test_a_server_is_not_assembled_with_settings_of_the_other_guarantee(live_cor
                  server.ledger.database)  # fmt: skip
 
 
+def test_nothing_that_clients_see_follows_from_the_corpus(live_corpus):
+    """A run's identity is a hash over its corpus: with all units but one known, both could be tried."""
+    server = live_corpus(tokens=100)
+    with server.http() as http:
+        answer = http.post("/v1/completions", json=ASK)
+        seen = [
+            answer.text,
+            str(answer.headers),
+            *(http.get(path).text for path in ("/v1/models", "/readyz", "/healthz")),
+        ]
+    assert answer.json()["system_fingerprint"].startswith("fp_")
+    assert server.service.run_id
+    assert not [text for text in seen if server.service.run_id[:12] in text]
+    other = replace(server.service, run_id="f" * 64)
+    assert other.fingerprint == server.service.fingerprint == answer.json()["system_fingerprint"]
+
+
 def test_the_documented_interface_is_one_document_for_both_guarantees(live_corpus):
     with live_corpus().http() as http:
         schemas = http.get("/openapi.json").json()["components"]["schemas"]

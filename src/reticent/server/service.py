@@ -1,5 +1,6 @@
 """The parts of a running server."""
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -73,8 +74,15 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """Tells clients which run answers."""
-        return f"fp_{self.run_id[:12]}"
+        """Tells clients which run answers; under the corpus guarantee, under which public constants.
+
+        A run's identity follows from its corpus, so whoever knows all of it but one unit could try both.
+        """
+        curator = self.curator
+        if not isinstance(curator, CorpusCurator):
+            return f"fp_{self.run_id[:12]}"
+        public = repr((self.settings.model_name, curator.settings))
+        return f"fp_{hashlib.sha256(public.encode()).hexdigest()[:12]}"
 
 
 def assemble(
