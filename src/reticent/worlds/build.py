@@ -300,8 +300,8 @@ def _units(request: BuildRequest, corpus: Corpus, texts_as_trained: list[str], p
     units = name_units(corpus.records)
     if merged := _count_near_duplicates(corpus, texts_as_trained):
         progress.note(
-            f"{merged} units have texts that are near-duplicates of others'. They stay apart, as each is protected "
-            "under its own name; where they are one person's, name that person with --unit-key"
+            f"units with near-duplicates of other units' texts: {merged}. They stay apart, as each is protected under "
+            "its own name; where they are one person's, name that person with --unit-key"
         )
     return units
 
